@@ -1,0 +1,37 @@
+// checkpoint/async_saver.h   Saving in two stages: a copy in memory, then a thread that writes it while training goes on.
+#pragma once
+#include <atomic>
+#include <optional>
+#include <thread>
+
+#include "checkpoint/store.h"
+#include "kernels/tensor.h"
+
+namespace trifold {
+
+class AsyncSaver {
+public:
+    // `snapshot`: fp32, 3 * table.flat_elems() elements, planned with the rest of the memory. All three outlive the saver.
+    AsyncSaver(CheckpointStore& store, const ParameterTable& table, const Tensor& snapshot, int copy_threads);
+    ~AsyncSaver();  // waits for the save in progress
+
+    // Copies `flat`, which may change again after the return, and starts writing. Waits first for a save that still runs: there
+    // are never two at once. Returns the outcome of the save before, unless poll() or wait() already did.
+    std::optional<SaveOutcome> begin(const FlatState& flat, const TrainingState& state);
+    // The outcome of a save that has ended, once; nothing while it runs.
+    std::optional<SaveOutcome> poll();
+    // The same after waiting for it.
+    std::optional<SaveOutcome> wait();
+
+private:
+    CheckpointStore& store_;
+    const ParameterTable& table_;
+    Tensor snapshot_;
+    int copy_threads_;
+    std::thread writer_;
+    SaveOutcome outcome_;             // written by the writer before it sets ended_
+    std::atomic<bool> ended_ = false;
+    bool owed_ = false;               // the caller has not seen outcome_ yet
+};
+
+}  // namespace trifold

@@ -1,0 +1,292 @@
+// checkpoint/store.cpp   Saving, see store.h.
+#include "checkpoint/store.h"
+
+#include <fmt/format.h>
+#include <sys/file.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <cerrno>
+#include <charconv>
+#include <chrono>
+#include <cstring>
+#include <filesystem>
+
+#include "base/error.h"
+#include "base/text.h"
+#include "checkpoint/piece.h"
+#include "checkpoint/safetensors.h"
+#include "checkpoint/work.h"
+
+namespace fs = std::filesystem;
+
+namespace trifold {
+namespace {
+
+constexpr const char* temporary = ".tmp";      // being written
+constexpr const char* deleting = ".deleting";  // being deleted
+constexpr const char* replaced = ".replaced";  // moved aside while another save of the same step takes its name
+
+// A piece and its elements in memory.
+struct Slice {
+    Piece piece;
+    const float* data = nullptr;
+};
+
+// The pieces that this rank owns: with one rank, every tensor whole. All weights come first, so that reading weights alone
+// touches a third of the files.
+std::vector<Slice> owned_slices(const ParameterTable& table, const FlatState& flat) {
+    std::vector<Slice> slices;
+    for (const StateKind kind : state_kinds) {
+        const float* from = kind == StateKind::master ? flat.master : kind == StateKind::m ? flat.m : flat.v;
+        for (const Parameter& p : table.all())
+            slices.push_back({{p.name, kind, Box::whole(p.shape), 0, p.elems}, from + p.offset});
+    }
+    return slices;
+}
+
+// Cuts the slices into files of about equal size, none much larger than `file_elems`.
+std::vector<std::vector<Slice>> cut_into_files(const std::vector<Slice>& slices, int64_t file_elems) {
+    int64_t total = 0;
+    for (const Slice& s : slices) total += s.piece.elems();
+    const int64_t files = std::max<int64_t>(1, (total + file_elems - 1) / file_elems), per_file = (total + files - 1) / files;
+    std::vector<std::vector<Slice>> cut(1);
+    int64_t room = per_file;
+    for (Slice rest : slices) {
+        while (rest.piece.elems() > 0) {
+            if (room == 0) {
+                cut.emplace_back();
+                room = per_file;
+            }
+            Slice head = rest;
+            head.piece.last = std::min(rest.piece.last, rest.piece.first + room);
+            room -= head.piece.elems();
+            rest.piece.first = head.piece.last;
+            rest.data += head.piece.elems();
+            cut.back().push_back(std::move(head));
+        }
+    }
+    return cut;
+}
+
+bool has_suffix(const std::string& name, const char* suffix) {
+    return name.ends_with(suffix) && is_step_name(name.substr(0, name.size() - std::strlen(suffix)));
+}
+
+// Removes what a dead process left; nothing else in the directory is touched.
+void clean_leftovers(const std::string& dir) {
+    std::vector<std::string> names;
+    for (const auto& entry : fs::directory_iterator(dir)) names.push_back(entry.path().filename().string());
+    for (const std::string& name : names) {
+        const std::string path = dir + "/" + name;
+        if (has_suffix(name, replaced)) {
+            const std::string original = path.substr(0, path.size() - std::strlen(replaced));
+            if (!fs::exists(original)) rename_path(path, original);  // it died before the new one had the name
+        }
+        if (has_suffix(name, temporary) || has_suffix(name, deleting) || has_suffix(name, replaced)) fs::remove_all(path);
+    }
+}
+
+Fd lock_for_writing(const std::string& dir) {
+    const std::string path = dir + "/.writer";
+    Fd fd(::open(path.c_str(), O_RDWR | O_CREAT | O_CLOEXEC, 0644));
+    if (!fd.open()) throw Problem(Exit::checkpoint, fmt::format("cannot create {}: {}", path, std::strerror(errno)));
+    if (::flock(fd.get(), LOCK_EX | LOCK_NB) != 0) {
+        // A file system without locks cannot tell; everything else works there.
+        if (errno != EWOULDBLOCK) return fd;
+        throw Problem(Exit::checkpoint, fmt::format("another process ({}) is writing checkpoints to {}; wait for it to end", read_text(path), dir));
+    }
+    const std::string pid = std::to_string(::getpid());
+    if (::ftruncate(fd.get(), 0) != 0 || ::pwrite(fd.get(), pid.data(), pid.size(), 0) != static_cast<ssize_t>(pid.size()))
+        throw Problem(Exit::checkpoint, fmt::format("cannot write to {}: {}", path, std::strerror(errno)));
+    return fd;
+}
+
+// Creating, filling, syncing and removing a small file.
+void probe(const std::string& dir) {
+    const std::string path = dir + "/.probe";
+    OutputFile file(path);
+    const std::vector<char> block(4096, 'x');
+    file.write(block.data(), static_cast<int64_t>(block.size()));
+    file.finish();
+    fs::remove(path);
+}
+
+// Manifest and sizes agree. Throws Problem when not.
+Manifest complete_manifest(const std::string& path, int64_t step) {
+    Manifest manifest = read_manifest(path);
+    if (manifest.state.step != step)
+        throw Problem(Exit::checkpoint, fmt::format("{}/{} is of step {}", path, manifest_name, manifest.state.step));
+    for (const ShardFile& shard : manifest.shards) {
+        const std::string file = path + "/" + shard.file;
+        struct stat info {};
+        if (::stat(file.c_str(), &info) != 0) throw Problem(Exit::checkpoint, fmt::format("{}: {}", file, std::strerror(errno)));
+        if (info.st_size != shard.digest.bytes)
+            throw Problem(Exit::checkpoint, fmt::format("{} ends at byte {} instead of byte {}", file, info.st_size, shard.digest.bytes));
+    }
+    return manifest;
+}
+
+}  // namespace
+
+std::string step_name(int64_t step) { return fmt::format("step-{:08}", step); }
+
+bool is_step_name(const std::string& name, int64_t* step) {
+    int64_t number = -1;
+    if (!name.starts_with("step-")) return false;
+    std::from_chars(name.data() + 5, name.data() + name.size(), number);
+    if (number < 0 || step_name(number) != name) return false;
+    if (step) *step = number;
+    return true;
+}
+
+std::vector<ListedCheckpoint> list_checkpoints(const std::string& dir, std::vector<std::string>* damaged, int64_t* with_manifest) {
+    std::vector<ListedCheckpoint> found;
+    std::error_code ignored;  // a directory that is not there holds nothing
+    for (const auto& entry : fs::directory_iterator(dir, ignored)) {
+        ListedCheckpoint c{.path = entry.path().string()};
+        if (!is_step_name(entry.path().filename().string(), &c.step)) continue;
+        const bool has_manifest = fs::exists(c.path + "/" + manifest_name, ignored);
+        try {
+            if (!has_manifest) throw Problem(Exit::checkpoint, fmt::format("it has no {}, so its save did not end", manifest_name));
+            c.save_number = complete_manifest(c.path, c.step).save_number;
+            found.push_back(c);
+        } catch (const Problem& e) {
+            if (damaged) damaged->push_back(fmt::format("checkpoint {} is not complete: {}", c.path, e.what()));
+            if (with_manifest) *with_manifest += has_manifest;
+        }
+    }
+    std::sort(found.begin(), found.end(), [](const ListedCheckpoint& a, const ListedCheckpoint& b) {
+        return std::pair(a.save_number, a.step) > std::pair(b.save_number, b.step);
+    });
+    return found;
+}
+
+int64_t checkpoint_bytes(const ParameterTable& table) {
+    constexpr int64_t names_of_piece = 320;  // in a shard's header and in the manifest
+    constexpr int64_t fixed = 16 << 10;      // the configuration and the rest of the manifest
+    return fixed + 3 * (table.count() * static_cast<int64_t>(sizeof(float)) +
+                        static_cast<int64_t>(table.all().size()) * names_of_piece);
+}
+
+CheckpointStore::CheckpointStore(StoreOptions options) : options_(std::move(options)) {}
+
+void CheckpointStore::phase(const char* name) const {
+    if (options_.on_phase) options_.on_phase(name);
+}
+
+void CheckpointStore::prepare(int64_t needed_bytes) {
+    const std::string& dir = options_.dir;
+    try {
+        make_directories(dir);
+        writer_lock_ = Fd();
+        writer_lock_ = lock_for_writing(dir);
+        clean_leftovers(dir);
+        probe(dir);
+        const int64_t free = free_bytes(dir);
+        if (free < needed_bytes)
+            throw Problem(Exit::checkpoint, fmt::format("a checkpoint takes {} and {} has {} free", human_bytes(needed_bytes), dir, human_bytes(free)));
+    } catch (const std::exception& e) {
+        throw Problem(Exit::checkpoint, fmt::format("checkpoints cannot be saved: {}; --checkpoint.dir or --run.dir gives another place", e.what()));
+    }
+}
+
+std::vector<ShardFile> CheckpointStore::write_shards(const std::string& dir, const ParameterTable& table, const FlatState& flat) const {
+    const auto files = cut_into_files(owned_slices(table, flat), options_.shard_bytes / static_cast<int64_t>(sizeof(float)));
+    std::vector<ShardFile> shards(files.size());
+    run_jobs(static_cast<int64_t>(files.size()), options_.threads, [&](int64_t i) {
+        const auto& slices = files[static_cast<size_t>(i)];
+        ShardFile& shard = shards[static_cast<size_t>(i)];
+        shard.file = fmt::format("rank-00000-of-00001-part-{:03}.safetensors", i);
+        std::vector<SafetensorsWriter::Entry> entries;
+        for (const Slice& s : slices) {
+            shard.pieces.push_back(key_of(s.piece));
+            // A whole box keeps its shape, for other programs that look into the file.
+            entries.push_back({shard.pieces.back(), SafeType::f32,
+                               s.piece.whole_box() ? s.piece.box.shape() : std::vector<int64_t>{s.piece.elems()}});
+        }
+        phase("create shard");
+        SafetensorsWriter writer(dir + "/" + shard.file, entries);
+        for (const Slice& s : slices) {
+            phase("write shard");
+            writer.write(s.data, s.piece.elems() * static_cast<int64_t>(sizeof(float)));
+        }
+        phase("sync shard");
+        shard.digest = writer.finish();
+    });
+    return shards;
+}
+
+void CheckpointStore::publish(const std::string& temporary_path, const std::string& final_path) const {
+    const std::string aside = final_path + replaced;
+    const bool replaces = fs::exists(final_path);
+    if (replaces) {
+        fs::remove_all(aside);
+        phase("move aside");
+        rename_path(final_path, aside);
+    }
+    phase("rename checkpoint");
+    try {
+        rename_path(temporary_path, final_path);
+    } catch (const Problem&) {
+        if (replaces) rename_path(aside, final_path);
+        throw;
+    }
+    phase("sync directory");
+    sync_directory(options_.dir);
+    if (replaces) {
+        phase("delete replaced");
+        fs::remove_all(aside);
+    }
+}
+
+void CheckpointStore::delete_old(SaveOutcome& outcome) const {
+    try {
+        int64_t kept = 0;
+        for (const ListedCheckpoint& c : list_checkpoints(options_.dir)) {
+            const bool for_good = options_.keep_every > 0 && c.step % options_.keep_every == 0;
+            if (kept++ < options_.keep || options_.keep == 0 || for_good || c.path == outcome.path) continue;
+            phase("set aside old checkpoint");
+            rename_path(c.path, c.path + deleting);  // half of a checkpoint must not look like a damaged one
+            phase("delete old checkpoint");
+            fs::remove_all(c.path + deleting);
+            outcome.deleted.push_back(c.path);
+        }
+    } catch (const std::exception& e) {
+        outcome.warning = fmt::format("an old checkpoint was not deleted: {}", e.what());
+    }
+}
+
+SaveOutcome CheckpointStore::save(const ParameterTable& table, const FlatState& flat, const TrainingState& state) {
+    TRIFOLD_ASSERT(flat.master && flat.m && flat.v);
+    const auto start = std::chrono::steady_clock::now();
+    const NoFileSizeSignal guard;
+    SaveOutcome outcome{.step = state.step, .path = options_.dir + "/" + step_name(state.step)};
+    const std::string filling = outcome.path + temporary;
+    try {
+        make_directories(options_.dir);  // it may have been removed since prepare()
+        fs::remove_all(filling);
+        Manifest manifest{.tool = options_.tool, .state = state};
+        for (const Parameter& p : table.all()) manifest.tensors[p.name] = p.shape;
+        for (const ListedCheckpoint& c : list_checkpoints(options_.dir))
+            manifest.save_number = std::max(manifest.save_number, c.save_number + 1);
+
+        phase("create directory");
+        make_directories(filling);
+        manifest.shards = write_shards(filling, table, flat);
+        for (const ShardFile& shard : manifest.shards) outcome.bytes += shard.digest.bytes;
+        phase("write manifest");
+        replace_text(filling + "/" + manifest_name, to_text(manifest));  // also syncs the names of the shards
+        publish(filling, outcome.path);
+    } catch (const std::exception& e) {
+        outcome.problem = fmt::format("the checkpoint of step {} was not saved: {}", state.step, e.what());
+        std::error_code ignored;
+        fs::remove_all(filling, ignored);
+    }
+    if (outcome.ok()) delete_old(outcome);
+    outcome.seconds = std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
+    return outcome;
+}
+
+}  // namespace trifold

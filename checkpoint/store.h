@@ -1,0 +1,87 @@
+// checkpoint/store.h   Saving: one directory of checkpoints, step-00000500/ and so on.
+//
+// A save that dies at any moment leaves either the old checkpoints or these and the new one:
+//   1 step-N.tmp/ is filled with shard files, each synced
+//   2 step-N.tmp/manifest.json is written and synced, then step-N.tmp/ itself
+//   3 step-N.tmp/ is renamed to step-N/ and the parent directory synced: from here on the checkpoint exists
+//   4 only then are older ones deleted, each renamed to step-M.deleting/ first
+// Names that end in .tmp, .deleting or .replaced are leftovers of a dead process; prepare() removes them.
+#pragma once
+#include <cstdint>
+#include <functional>
+#include <string>
+#include <vector>
+
+#include "checkpoint/files.h"
+#include "checkpoint/manifest.h"
+#include "model/parameters.h"
+
+namespace trifold {
+
+// The flat buffers of the parameter table, fp32, flat_elems() each. Without m and v: weights only.
+struct FlatState {
+    float *master = nullptr, *m = nullptr, *v = nullptr;
+};
+
+struct StoreOptions {
+    std::string dir;
+    int64_t keep = 3;        // newest ones; 0: all
+    int64_t keep_every = 0;  // the checkpoints of every n-th step are never deleted; 0: none
+    int threads = 1;         // that write shard files
+    int64_t shard_bytes = int64_t{256} << 20;  // aimed at per file, so that several can be written and read at once
+    std::string tool = "trifold";              // name and version, for the manifest
+    // Called before every step of a save that changes the file system, with its name, from any of the writing threads. The
+    // fault injector and the tests stop here.
+    std::function<void(const char* phase)> on_phase;
+};
+
+// How a save ended. A save never throws: training goes on when the disk is full.
+struct SaveOutcome {
+    int64_t step = 0;
+    std::string problem = "";  // empty: the checkpoint is complete and on disk
+    std::string path = "";
+    int64_t bytes = 0;
+    double seconds = 0;
+    std::vector<std::string> deleted = {};  // older checkpoints that the keep policy removed
+    std::string warning = "";               // an older one that could not be deleted
+    bool ok() const { return problem.empty(); }
+};
+
+class CheckpointStore {
+public:
+    explicit CheckpointStore(StoreOptions options);  // touches nothing
+
+    // Before step 0: creates the directory, makes sure that no other process writes to it, removes leftovers, and proves that
+    // it is writable and has `needed_bytes` free. Throws Problem(Exit::checkpoint).
+    void prepare(int64_t needed_bytes);
+
+    SaveOutcome save(const ParameterTable& table, const FlatState& flat, const TrainingState& state);
+
+    const StoreOptions& options() const { return options_; }
+
+private:
+    StoreOptions options_;
+    Fd writer_lock_;
+
+    void phase(const char* name) const;
+    std::vector<ShardFile> write_shards(const std::string& dir, const ParameterTable& table, const FlatState& flat) const;
+    void publish(const std::string& temporary, const std::string& final_path) const;
+    void delete_old(SaveOutcome& outcome) const;
+};
+
+// Bytes on disk of one checkpoint of this model, rounded up a little: twelve per parameter, names and manifest.
+int64_t checkpoint_bytes(const ParameterTable& table);
+
+std::string step_name(int64_t step);                // step-00000500
+bool is_step_name(const std::string& name, int64_t* step = nullptr);
+
+// Checkpoints in a directory whose manifest and file sizes are right, newest first.
+struct ListedCheckpoint {
+    std::string path = "";
+    int64_t step = 0, save_number = 0;
+};
+// Those that are not are described in `damaged` when given; `with_manifest` counts how many of these had a manifest.
+std::vector<ListedCheckpoint> list_checkpoints(const std::string& dir, std::vector<std::string>* damaged = nullptr,
+                                               int64_t* with_manifest = nullptr);
+
+}  // namespace trifold

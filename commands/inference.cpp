@@ -1,0 +1,68 @@
+#include "commands/inference.h"
+
+#include <fmt/format.h>
+#include <omp.h>
+
+#include "checkpoint/huggingface.h"
+#include "checkpoint/load.h"
+
+namespace trifold {
+
+ModelConfig read_model_of(const std::string& path) {
+    return is_hf_folder(path) ? read_hf_config(path) : model_of(open_checkpoint(path));
+}
+
+Config inference_config(const std::vector<std::string>& args, std::vector<CommandFlag> flags, std::string& checkpoint) {
+    flags.push_back({"checkpoint", "PATH", "a step, a folder of checkpoints, or a run directory (its newest verified one)", &checkpoint});
+    const auto parse = [&](const Config& base) {
+        std::vector<std::string> none;
+        return parse_config(args, {.base = base, .read_model = read_model_of, .flags = flags, .positional = nullptr});
+    };
+    Config config = parse({});
+    if (checkpoint.empty() == config.init_from.empty())
+        throw Problem(Exit::usage, "the model comes from either --checkpoint=PATH (a run or a step) or --init.from=FOLDER (Hugging Face): give one of them");
+    if (!checkpoint.empty()) {
+        const FoundCheckpoint found = open_checkpoint(checkpoint);
+        checkpoint = found.path;  // the verified one
+        const std::string given = checkpoint;
+        config = parse(config_from_json(found.state.config_json, given));
+        checkpoint = given;
+        const ModelConfig trained = model_of(found);
+        resolve(config);
+        const std::vector<std::string> changed = differences(trained, config.model);
+        if (!changed.empty()) throw Problem(Exit::usage, fmt::format("{} is a checkpoint of another model: {}", given, changed[0]));
+    }
+    resolve(config);
+    omp_set_num_threads(static_cast<int>(config.run.threads));
+    return config;
+}
+
+InferenceModel::InferenceModel(const Config& config, const std::string& checkpoint, const Reserve& reserve)
+    : config_(config), table_(config_.model), engine_(config_.debug.streams), compute_(&engine_.add("compute", StreamKind::compute)) {
+    Arena planned;
+    plan(reserve, planned);
+    arena_ = std::make_unique<Arena>(planned, "this model");
+    plan(reserve, *arena_);
+    load(checkpoint);
+}
+
+void InferenceModel::plan(const Reserve& reserve, Arena& arena) {
+    const int64_t n = table_.flat_elems();
+    const DType type = config_.train.dtype;
+    master_ = arena.reserve(MemoryClass::params, DType::f32, n);
+    weight_ = type == DType::f32 ? master_ : arena.reserve(MemoryClass::params, type, n);
+    reserve(table_, weight_, arena);
+}
+
+void InferenceModel::load(const std::string& checkpoint) {
+    float* master = master_.as<float>();
+    if (checkpoint.empty()) {
+        import_hf(config_.init_from, table_, master);
+    } else {
+        load_state(open_checkpoint(checkpoint), table_, {master, nullptr, nullptr}, {.threads = static_cast<int>(config_.run.threads)});
+    }
+    if (weight_.data != master_.data) add_into(*compute_, {.x = master_, .y = weight_, .accumulate = Accumulate::overwrite});
+    engine_.wait_all();
+}
+
+}  // namespace trifold

@@ -1,0 +1,183 @@
+// kernels/cpu/attention_decode.cpp   o = softmax(scale * q k^T + mask) v for up to 4 queries of each sequence.
+//
+// Work item   one key/value head and one part of its keys, for all queries of the heads that share it: every key and value is
+//             read once from memory. The parts of a head are merged afterwards, in order, by their maxima and sums.
+// Parts       cut by the number of keys alone, so that results depend neither on threads nor on other sequences.
+// Traffic     2 * Tk * D elements per key/value head; memory bound.
+#include "kernels/cpu/attention_decode.h"
+
+#include "kernels/cpu/attention_tiles.h"
+
+namespace trifold::cpu::attention {
+namespace {
+
+constexpr int64_t max_parts = 16, shortest_part = 256;
+constexpr float lowest = -FLT_MAX / 2;
+
+// One query of one head within one part: its scaled vector, the unscaled sum of values, the maximum and the sum.
+struct Partial {
+    float *q_D, *o_D, *max, *sum;
+    Partial(float* base, int64_t Dp) : q_D(base), o_D(base + Dp), max(base + 2 * Dp), sum(base + 2 * Dp + 1) {}
+    static int64_t floats(int64_t Dp) { return 2 * Dp + lanes; }
+};
+
+// Lane r of the result is the sum over the lanes of in[r]; each step adds halves and interleaves them.
+template <int... i>
+TRIFOLD_INLINE Register sums_of_lanes(Register* in, std::integer_sequence<int, i...>) {
+    constexpr int w = register_lanes;
+    for (int n = w / 2; n > 0; n /= 2)
+        for (int r = 0; r < n; ++r)
+            in[r] = __builtin_shufflevector(in[r], in[r + n], (i / 2 + i % 2 * w)...) +
+                    __builtin_shufflevector(in[r], in[r + n], (w / 2 + i / 2 + i % 2 * w)...);
+    return in[0];
+}
+
+// score[k] = q . key k, for a whole tile; keys from `keys` on repeat the last one.
+template <class T>
+void dot_products(const float* q, Rows<const T> k_KD, int64_t keys, int64_t D, float* score) {
+    constexpr int w = register_lanes;
+    for (int64_t k = 0; k < keys; k += w) {
+        Register sum[w] = {};
+        simd::for_groups(D, [&](int64_t d, auto width) TRIFOLD_BODY {
+            const f32x16 q_d = simd::load(q + d, simd::Full{});
+            for (int r = 0; r < w; ++r) {
+                const f32x16 k_d = simd::load(k_KD[std::min(k + r, keys - 1)] + d, width);
+                for (int p = 0; p < f32x16::parts; ++p) sum[r] += k_d.part[p] * q_d.part[p];
+            }
+        });
+        const Register sums = sums_of_lanes(sum, std::make_integer_sequence<int, w>());
+        std::memcpy(score + k, &sums, sizeof sums);
+    }
+}
+
+// o[d] = o[d] * shrink + sum over k of p[k] * v[k][d], for `vectors` vectors of columns.
+template <int64_t vectors, class T, class Width>
+TRIFOLD_INLINE void add_values(const float* p, Rows<const T> v_KD, int64_t keys, float shrink, float* o, Width width) {
+    f32x16 sum[vectors];
+    for (int64_t v = 0; v < vectors; ++v) sum[v] = simd::load(o + v * lanes, simd::Full{}) * shrink;
+    for (int64_t k = 0; k < keys; ++k)
+        for (int64_t v = 0; v < vectors; ++v) sum[v] += simd::load(v_KD[k] + v * lanes, width) * p[k];
+    for (int64_t v = 0; v < vectors; ++v) simd::store(o + v * lanes, sum[v], simd::Full{});
+}
+template <class T>
+void add_values(const float* p, Rows<const T> v_KD, int64_t keys, float shrink, int64_t D, float* o) {
+    int64_t d = 0;
+    for (; d + 4 * lanes <= D; d += 4 * lanes) add_values<4>(p, v_KD.at(0, d), keys, shrink, o + d, simd::Full{});
+    simd::for_groups(D - d, [&](int64_t i, auto width) TRIFOLD_BODY {
+        add_values<1>(p, v_KD.at(0, d + i), keys, shrink, o + d + i, width);
+    });
+}
+
+// Scores become probabilities relative to the new maximum; returns what the sums so far shrink by.
+float softmax(float* score, Range seen, const Partial& row) {
+    f32x16 highest(*row.max);
+    for (int64_t k = 0; k < tile; ++k)
+        if (k < seen.begin || k >= seen.end) score[k] = -INFINITY;
+    for (int64_t k = 0; k < tile; k += lanes) highest = simd::max(highest, simd::load(score + k, simd::Full{}));
+    const float now = simd::max(highest);
+    f32x16 sum(0.0f);
+    for (int64_t k = 0; k < tile; k += lanes) {
+        const f32x16 p = exp_or_zero(simd::load(score + k, simd::Full{}) - now);
+        simd::store(score + k, p, simd::Full{});
+        sum += p;
+    }
+    const float shrink = exp_or_zero(f32x16(*row.max - now)).part[0][0];
+    *row.sum = *row.sum * shrink + simd::sum(sum);
+    *row.max = now;
+    return shrink;
+}
+
+template <class T>
+class Decode {
+public:
+    explicit Decode(const AttentionForward& args)
+        : a_(args), Dp_(round_up(args.D, lanes)), group_(args.H / args.K), part_(std::max(shortest_part, round_up(ceil_div(args.Tk, max_parts), tile))) {}
+
+    void run() const {
+        TRIFOLD_ASSERT(a_.workspace.bytes() >= decode_workspace(a_));
+        const int64_t heads = a_.B * a_.K;
+#pragma omp parallel
+        {
+#pragma omp for collapse(2) schedule(dynamic, 1)
+            for (int64_t bk = 0; bk < heads; ++bk)
+                for (int64_t part = 0; part < parts(); ++part) attend(bk / a_.K, bk % a_.K, part);
+#pragma omp for
+            for (int64_t row = 0; row < a_.B * a_.H * a_.Tq; ++row) merge(row / a_.Tq / a_.H, row / a_.Tq % a_.H, row % a_.Tq);
+        }
+    }
+
+private:
+    int64_t parts() const { return ceil_div(a_.Tk, part_); }
+    Partial partial(int64_t b, int64_t h, int64_t i, int64_t part) const {
+        const int64_t row = ((b * a_.H + h) * a_.Tq + i) * parts() + part;
+        return {static_cast<float*>(a_.workspace.data) + row * Partial::floats(Dp_), Dp_};
+    }
+    Limits limits(int64_t b) const {
+        const int32_t* doc_start = a_.doc_start_N ? a_.doc_start_N.as<int32_t>() + b * a_.Tq : nullptr;
+        return limits_of({a_.q_offset, a_.window, a_.Tk, doc_start}, 0, a_.Tq);
+    }
+
+    void attend(int64_t b, int64_t kv, int64_t part) const {
+        const Limits seen = limits(b);
+        for (int64_t h = kv * group_; h < (kv + 1) * group_; ++h)
+            for (int64_t i = 0; i < a_.Tq; ++i) start(b, h, i, partial(b, h, i, part));
+        const Range keys = seen.all.within({part * part_, std::min(a_.Tk, (part + 1) * part_)});
+        const int64_t from = b * a_.kv_batch_stride + kv * a_.D;
+        const T *k = a_.k_NKD.as<T>() + from, *v = a_.v_NKD.as<T>() + from;
+        for (int64_t key = keys.begin / tile * tile; key < keys.end; key += tile) {
+            const int64_t count = std::min(tile, keys.end - key);
+            const Rows<const T> k_KD{k + key * a_.kv_stride, a_.kv_stride}, v_KD{v + key * a_.kv_stride, a_.kv_stride};
+            for (int64_t h = kv * group_; h < (kv + 1) * group_; ++h)
+                for (int64_t i = 0; i < a_.Tq; ++i) {
+                    const Partial row = partial(b, h, i, part);
+                    alignas(64) float p[tile];
+                    dot_products(row.q_D, k_KD, count, a_.D, p);
+                    const float shrink = softmax(p, {seen.first[i] - key, std::min(seen.last[i] + 1 - key, count)}, row);
+                    add_values(p, v_KD, count, shrink, a_.D, row.o_D);
+                }
+        }
+    }
+
+    void start(int64_t b, int64_t h, int64_t i, const Partial& row) const {
+        const T* q = a_.q_NHD.as<T>() + b * a_.q_batch_stride + i * a_.q_stride + h * a_.D;
+        simd::for_groups(a_.D, [&](int64_t d, auto width) TRIFOLD_BODY {
+            simd::store(row.q_D + d, simd::load(q + d, width) * a_.scale, simd::Full{});
+        });
+        std::fill(row.o_D, row.o_D + Dp_, 0.0f);
+        *row.max = lowest;
+        *row.sum = 0.0f;
+    }
+
+    // The first part's sums become those of all parts.
+    void merge(int64_t b, int64_t h, int64_t i) const {
+        const Partial total = partial(b, h, i, 0);
+        float highest = lowest, sum = 0.0f;
+        for (int64_t part = 0; part < parts(); ++part) highest = std::max(highest, *partial(b, h, i, part).max);
+        for (int64_t part = 0; part < parts(); ++part) {
+            const Partial row = partial(b, h, i, part);
+            const float shrink = exp_or_zero(f32x16(*row.max - highest)).part[0][0];
+            sum += *row.sum * shrink;
+            for (int64_t d = 0; d < Dp_; ++d) total.o_D[d] = (part ? total.o_D[d] : 0.0f) + row.o_D[d] * shrink;
+        }
+        store_row(total.o_D, 1.0f / sum, a_.D, a_.o_NHD.as<T>() + ((b * a_.Tq + i) * a_.H + h) * a_.D);
+        if (a_.lse_BHT) a_.lse_BHT.as<float>()[(b * a_.H + h) * a_.Tq + i] = highest + std::log(sum);
+    }
+
+    const AttentionForward& a_;
+    int64_t Dp_, group_, part_;
+};
+
+}  // namespace
+
+template <class T>
+void decode(const AttentionForward& args) {
+    Decode<T>(args).run();
+}
+template void decode<float>(const AttentionForward&);
+template void decode<bf16>(const AttentionForward&);
+
+int64_t decode_workspace(const AttentionForward& a) {
+    return 4 * a.B * a.H * decode_queries * max_parts * Partial::floats(round_up(a.D, lanes));
+}
+
+}  // namespace trifold::cpu::attention

@@ -1,0 +1,11 @@
+// kernels/ops.cpp   From the table of operations to streams: each call becomes one entry of its stream.
+#include "kernels/ops.h"
+
+namespace trifold {
+
+#define X(op, Args) \
+    Ticket op(Stream& stream, const Args& args) { return stream.launch(#op, cpu::op, args); }
+TRIFOLD_OPS(X)
+#undef X
+
+}  // namespace trifold

@@ -1,0 +1,341 @@
+// kernels/ops.h   Every operation of the trainer, in forward order, then backward, then the optimizer.
+//
+// This table is the contents page of kernels/: operation `foo` is `void foo(Stream&, const Foo&)`, and each device has its
+// own version in kernels/<device>/. The CPU version is the oracle of the CUDA one.
+//
+// Letters     N tokens on this rank (B sequences of T), C hidden, H query heads, K key/value heads, D head size,
+//             F FFN hidden, V vocabulary, P padded vocabulary, I/O inputs and outputs of a linear layer
+// Types       activations and weights are fp32 or bf16 ("act"); sums, statistics, gradients of weights are fp32
+// Layout      row-major, last letter contiguous; weights are [outputs, inputs]
+// Accumulate  gradients of weights are overwritten by the first micro-batch of a step and added to by the others
+// Workspace   scratch memory planned before step 0; `*_workspace` functions give its bytes
+#pragma once
+#include <cstdint>
+#include <tuple>
+
+#include "kernels/stream.h"
+#include "kernels/tensor.h"
+
+namespace trifold {
+
+enum class Accumulate : uint8_t { overwrite, add };
+enum class NormKind : uint8_t { layernorm, rmsnorm };
+enum class ActivationKind : uint8_t { gelu_tanh, gelu_erf, swiglu };
+
+// Each argument struct lists its views once; the stream engine reads the accesses from them.
+#define TRIFOLD_VIEWS(...) \
+    auto views() const { return std::tie(__VA_ARGS__); }
+
+// ---------------------------------------------------------------- forward
+
+// x[n] = wte[token[n]] (+ wpe[position[n]])
+struct EmbeddingForward {
+    In token_N, position_N;  // int32
+    In wte_VC, wpe_TC;       // act; wpe empty: rotary positions
+    Out x_NC;                // act
+    int64_t N = 0, C = 0;
+    TRIFOLD_VIEWS(token_N, position_N, wte_VC, wpe_TC, x_NC)
+};
+
+// sum = x (+ delta);  y = norm(sum) * weight (+ bias)
+// LayerNorm: (sum - mean) * rstd with the biased variance; RMSNorm: sum * rstd, rstd = 1/sqrt(mean(sum^2) + eps).
+struct NormForward {
+    In x_NC, delta_NC;     // act; delta empty: nothing is added
+    Out sum_NC;            // act; empty when delta is empty; may alias x
+    In weight_C, bias_C;   // act; bias may be empty
+    Out y_NC;              // act
+    Out mean_N, rstd_N;    // fp32; mean empty for RMSNorm
+    NormKind kind = NormKind::layernorm;
+    float eps = 1e-5f;
+    int64_t N = 0, C = 0;
+    TRIFOLD_VIEWS(x_NC, delta_NC, sum_NC, weight_C, bias_C, y_NC, mean_N, rstd_N)
+};
+
+// y = x @ w^T (+ bias), fp32 accumulation; with Accumulate::add the product is added to y (bias then must be empty or is added too).
+struct LinearForward {
+    In x_NI, w_OI, bias_O;  // act; bias may be empty
+    InOut y_NO;             // act, or fp32 with bf16 inputs
+    Accumulate accumulate = Accumulate::overwrite;
+    int64_t N = 0, I = 0, O = 0;
+    TRIFOLD_VIEWS(x_NI, w_OI, bias_O, y_NO)
+};
+
+// RMSNorm of every head of q and k in place ("QK-norm"), before the rotary embedding. Heads [0, heads) of each row of x
+// are normalised with the same weight_D. The input is kept for backward.
+struct HeadNormForward {
+    InOut x_NS;            // act; row n starts at n * stride, its heads are adjacent
+    Out saved_NHD;         // act; the input, [N, heads, D]
+    Out rstd_NH;           // fp32
+    In weight_D;           // act
+    float eps = 1e-6f;
+    int64_t N = 0, heads = 0, D = 0, stride = 0;
+    TRIFOLD_VIEWS(x_NS, saved_NHD, rstd_NH, weight_D)
+};
+
+// Rotary position embedding in place on heads [0, heads) of each row ("rotate half": pairs (i, i + D/2), as in Hugging Face's Llama).
+// direction +1 in forward; -1 rotates back, which is the backward pass.
+struct Rotary {
+    InOut x_NS;            // act; row n starts at n * stride
+    In position_N;         // int32
+    In cos_TR, sin_TR;     // fp32 [positions, D/2]
+    int direction = 1;
+    int64_t N = 0, heads = 0, D = 0, stride = 0;
+    TRIFOLD_VIEWS(x_NS, position_N, cos_TR, sin_TR)
+};
+
+// o = softmax(scale * q k^T + mask) v in the flash form: O(T) memory, lse = log(sum(exp(scores))) is all that is kept.
+// Query i of a sequence stands at position q_offset + i among Tk keys (training: Tq = Tk, q_offset = 0; with a KV cache
+// Tq is the number of new tokens). It sees key j iff  0 <= i + q_offset - j < window (window 0: no limit)  and
+// j >= doc_start (isolated documents). Query head h uses key/value head h / (H / K).
+struct AttentionForward {
+    In q_NHD, k_NKD, v_NKD;        // act; row strides below, heads adjacent inside a row
+    In doc_start_N;                // int32 [B, Tq]: first position of the query's own document; empty: joined
+    Out o_NHD;                     // act, dense [B*Tq, H, D]
+    Out lse_BHT;                   // fp32 [B, H, Tq]; empty when no backward follows
+    InOut workspace;               // attention_workspace() bytes
+    int64_t B = 0, Tq = 0, Tk = 0, q_offset = 0, H = 0, K = 0, D = 0;
+    int64_t q_stride = 0, kv_stride = 0;             // elements between consecutive tokens
+    int64_t q_batch_stride = 0, kv_batch_stride = 0; // elements between consecutive sequences
+    int64_t window = 0;
+    float scale = 1.0f;
+    TRIFOLD_VIEWS(q_NHD, k_NKD, v_NKD, doc_start_N, o_NHD, lse_BHT, workspace)
+};
+
+// GELU: y = act(x) on [N, F].  SwiGLU: y = silu(x[:, :F]) * x[:, F:], x is [N, 2F] (gate, then up).
+struct ActivationForward {
+    In x_NF;
+    Out y_NF;
+    ActivationKind kind = ActivationKind::gelu_tanh;
+    int64_t N = 0, F = 0;
+    TRIFOLD_VIEWS(x_NF, y_NF)
+};
+
+// loss[n] = logsumexp(logits[n, :V]) - logits[n, target];  dlogits = grad_scale * (softmax - onehot), zero in columns [V, P).
+// A target of -1 is masked: loss 0, gradient 0. Probabilities are never stored.
+struct CrossEntropy {
+    In logits_NP;                  // fp32 or act
+    In target_N;                   // int32
+    Out loss_N;                    // fp32
+    Out dlogits_NP;                // act; empty: evaluation; may alias logits_NP when the types agree
+    float grad_scale = 1.0f;
+    int64_t N = 0, V = 0, P = 0;
+    TRIFOLD_VIEWS(logits_NP, target_N, loss_N, dlogits_NP)
+};
+
+// ---------------------------------------------------------------- backward
+
+// dx = dy @ w
+struct LinearBackwardInput {
+    In dy_NO, w_OI;
+    InOut dx_NI;
+    Accumulate accumulate = Accumulate::overwrite;
+    int64_t N = 0, I = 0, O = 0;
+    TRIFOLD_VIEWS(dy_NO, w_OI, dx_NI)
+};
+
+// dw (+)= dy^T @ x,  dbias (+)= column sums of dy
+struct LinearBackwardWeight {
+    In dy_NO, x_NI;
+    InOut dw_OI, dbias_O;  // fp32; dbias may be empty
+    Accumulate accumulate = Accumulate::overwrite;
+    int64_t N = 0, I = 0, O = 0;
+    TRIFOLD_VIEWS(dy_NO, x_NI, dw_OI, dbias_O)
+};
+
+struct ActivationBackward {
+    In x_NF, dy_NF;
+    Out dx_NF;  // shaped like x; for GELU may alias dy, for SwiGLU may alias x
+    ActivationKind kind = ActivationKind::gelu_tanh;
+    int64_t N = 0, F = 0;
+    TRIFOLD_VIEWS(x_NF, dy_NF, dx_NF)
+};
+
+// Deterministic: no atomics, fixed order of sums. dq, dk, dv have the strides of q, k, v.
+struct AttentionBackward {
+    In q_NHD, k_NKD, v_NKD, o_NHD, do_NHD, lse_BHT, doc_start_N;
+    Out dq_NHD, dk_NKD, dv_NKD;
+    InOut workspace;
+    int64_t B = 0, T = 0, H = 0, K = 0, D = 0;
+    int64_t q_stride = 0, kv_stride = 0, q_batch_stride = 0, kv_batch_stride = 0;
+    int64_t window = 0;
+    float scale = 1.0f;
+    TRIFOLD_VIEWS(q_NHD, k_NKD, v_NKD, o_NHD, do_NHD, lse_BHT, doc_start_N, dq_NHD, dk_NKD, dv_NKD, workspace)
+};
+
+struct HeadNormBackward {
+    InOut dx_NS;           // in: gradient of the output; out: gradient of the input
+    In saved_NHD, rstd_NH, weight_D;
+    InOut dweight_D;       // fp32
+    InOut workspace;       // norm_backward_workspace() bytes
+    Accumulate accumulate = Accumulate::overwrite;
+    int64_t N = 0, heads = 0, D = 0, stride = 0;
+    TRIFOLD_VIEWS(dx_NS, saved_NHD, rstd_NH, weight_D, dweight_D, workspace)
+};
+
+// dx = dresidual + d(norm)/dx applied to dy;  dweight (+)= ..., dbias (+)= ...
+struct NormBackward {
+    In dy_NC, x_NC, weight_C, mean_N, rstd_N;
+    In dresidual_NC;              // gradient that reaches the norm's input along the residual path; may be empty; may alias dx
+    Out dx_NC;
+    InOut dweight_C, dbias_C;     // fp32; dbias may be empty
+    InOut workspace;              // norm_backward_workspace() bytes
+    NormKind kind = NormKind::layernorm;
+    Accumulate accumulate = Accumulate::overwrite;
+    int64_t N = 0, C = 0;
+    TRIFOLD_VIEWS(dy_NC, x_NC, weight_C, mean_N, rstd_N, dresidual_NC, dx_NC, dweight_C, dbias_C, workspace)
+};
+
+// dwte[token[n]] += dx[n],  dwpe[position[n]] += dx[n]; each row summed in token order, so the result is repeatable.
+// With Accumulate::overwrite the whole of dwte (all `V` rows given) and dwpe is set.
+struct EmbeddingBackward {
+    In token_N, position_N, dx_NC;
+    InOut dwte_VC, dwpe_TC;        // fp32; dwpe may be empty
+    InOut workspace;               // embedding_backward_workspace() bytes
+    Accumulate accumulate_wte = Accumulate::overwrite, accumulate_wpe = Accumulate::overwrite;
+    int64_t N = 0, C = 0, V = 0, positions = 0;
+    TRIFOLD_VIEWS(token_N, position_N, dx_NC, dwte_VC, dwpe_TC, workspace)
+};
+
+// y (+)= x between any two of fp32 and bf16
+struct AddInto {
+    In x;
+    InOut y;
+    Accumulate accumulate = Accumulate::add;
+    TRIFOLD_VIEWS(x, y)
+};
+
+// y = x, byte for byte, between host and device or within one. The host side must stay as it is until the ticket is done.
+struct Copy {
+    In x;
+    Out y;
+    TRIFOLD_VIEWS(x, y)
+};
+
+// y = 0
+struct Zero {
+    Out y;
+    TRIFOLD_VIEWS(y)
+};
+
+// sum (+)= x[0] + x[1] + ... in double, in a fixed order
+struct Sum {
+    In x;       // fp32
+    InOut sum;  // fp64 [1]
+    Accumulate accumulate = Accumulate::add;
+    TRIFOLD_VIEWS(x, sum)
+};
+
+// ---------------------------------------------------------------- optimizer
+
+// One logical tensor (or the part of it that this rank owns) inside the flat parameter buffer.
+struct Segment {
+    int64_t offset = 0, elems = 0;
+    float weight_decay = 0.0f;
+};
+
+// sums[0] (+)= sum of squares over all segments, in double and in a fixed order that does not depend on threads. Segments do not overlap.
+struct SquaredNorm {
+    In grad;               // fp32, flat
+    InOut sums;            // fp64 [1]
+    const Segment* segments = nullptr;
+    int64_t segment_count = 0;
+    TRIFOLD_VIEWS(grad, sums)
+};
+
+// control = {scale, apply}: from the squared norm of the unscaled gradients,
+//   norm = unit * sqrt(squared_norm);  scale = unit * min(1, clip / norm) (clip 0: no clipping);  apply = norm is finite.
+// Stays on the device, so that the host need not wait between backward and update. norm_out is for the log.
+struct ClipControl {
+    In squared_norm;       // fp64 [1]
+    Out control;           // fp32 [2]
+    Out norm;              // fp32 [1]
+    float unit = 1.0f;     // nominal / valid tokens
+    float clip = 0.0f;
+    TRIFOLD_VIEWS(squared_norm, control, norm)
+};
+
+// AdamW (Loshchilov & Hutter, arXiv 1711.05101), decoupled decay, bias-corrected:
+//   g = scale * grad;  m = b1 m + (1-b1) g;  v = b2 v + (1-b2) g^2
+//   w -= lr * (m / (1-b1^step) / (sqrt(v / (1-b2^step)) + eps) + decay * w);   param = bf16(w) in bf16 mode
+// Nothing is changed when control.apply is 0.
+struct AdamW {
+    InOut master, m, v;    // fp32, flat
+    In grad, control;
+    Out param;             // bf16, flat; empty when the master weights are the parameters
+    const Segment* segments = nullptr;
+    int64_t segment_count = 0;
+    float lr = 0, beta1 = 0.9f, beta2 = 0.95f, eps = 1e-8f;
+    int64_t step = 1;      // number of this update, 1 for the first
+    TRIFOLD_VIEWS(master, m, v, grad, control, param)
+};
+
+// LAMB (You et al., arXiv 1904.00962) in two passes, so that norms can be summed over ranks in between.
+//   lamb_direction: moments as in AdamW; u = m^ / (sqrt(v^) + eps) + decay * w overwrites grad; norms[2s] = |w|^2, norms[2s+1] = |u|^2
+//   lamb_update:    w -= lr * ratio * u with ratio = |w| / |u|, or 1 where either is zero; tensors without decay use ratio 1
+struct LambDirection {
+    In master, control;
+    InOut m, v, grad;
+    Out norms;             // fp64 [2 * segment_count]
+    const Segment* segments = nullptr;
+    int64_t segment_count = 0;
+    float beta1 = 0.9f, beta2 = 0.95f, eps = 1e-8f;
+    int64_t step = 1;
+    TRIFOLD_VIEWS(master, control, m, v, grad, norms)
+};
+struct LambUpdate {
+    InOut master;
+    In direction, norms, control;
+    Out param;
+    const Segment* segments = nullptr;
+    int64_t segment_count = 0;
+    float lr = 0;
+    TRIFOLD_VIEWS(master, direction, norms, control, param)
+};
+
+// ---------------------------------------------------------------- the table
+
+#define TRIFOLD_OPS(X)                              \
+    X(embedding_forward, EmbeddingForward)          \
+    X(norm_forward, NormForward)                    \
+    X(linear_forward, LinearForward)                \
+    X(head_norm_forward, HeadNormForward)           \
+    X(rotary, Rotary)                               \
+    X(attention_forward, AttentionForward)          \
+    X(activation_forward, ActivationForward)        \
+    X(cross_entropy, CrossEntropy)                  \
+    X(linear_backward_input, LinearBackwardInput)   \
+    X(linear_backward_weight, LinearBackwardWeight) \
+    X(activation_backward, ActivationBackward)      \
+    X(attention_backward, AttentionBackward)        \
+    X(head_norm_backward, HeadNormBackward)         \
+    X(norm_backward, NormBackward)                  \
+    X(embedding_backward, EmbeddingBackward)        \
+    X(add_into, AddInto)                            \
+    X(copy, Copy)                                   \
+    X(zero, Zero)                                   \
+    X(sum, Sum)                                     \
+    X(squared_norm, SquaredNorm)                    \
+    X(clip_control, ClipControl)                    \
+    X(adamw, AdamW)                                 \
+    X(lamb_direction, LambDirection)                \
+    X(lamb_update, LambUpdate)
+
+// kernels/cpu/: the native versions. They run on the calling thread's OpenMP team and return when done.
+namespace cpu {
+#define X(op, Args) void op(const Args&);
+TRIFOLD_OPS(X)
+#undef X
+}  // namespace cpu
+
+// What models call: puts the operation on the stream, with its reads and writes declared.
+#define X(op, Args) Ticket op(Stream&, const Args&);
+TRIFOLD_OPS(X)
+#undef X
+
+// Bytes of workspace an operation needs at these sizes (0 where none).
+int64_t attention_workspace(const AttentionForward&);
+int64_t attention_workspace(const AttentionBackward&);
+int64_t norm_backward_workspace(int64_t N, int64_t C);
+int64_t embedding_backward_workspace(int64_t N, int64_t V);
+
+}  // namespace trifold

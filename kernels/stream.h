@@ -1,0 +1,152 @@
+// kernels/stream.h   Streams, tickets and declared buffers: how the order of asynchronous work is stated (DESIGN 4).
+//
+// An operation is put on a stream with the buffers it reads and writes and gives a ticket. Operations of one stream run
+// in the order in which they were put there; between streams only `follow(ticket)` orders; the host waits with
+// `wait(ticket)`, and what it submits after a wait comes after what it waited for.
+//
+// Three engines run the same program:
+//   inline       the compute stream of a CPU: an operation is done when the call returns
+//   worker       a communication axis on a CPU: a thread executes the queue
+//   adversarial  every stream is a queue, nothing runs before the host waits for it, and then only what that ticket
+//                depends on. A vector-clock checker reports every pair of accesses to the same bytes that nothing
+//                orders.
+//
+// Failures     What an inline operation throws reaches the caller at once. What a queued one throws is kept: neither
+// the
+//              rest of its stream nor anything that follows it is run, and each wait for one of them throws it again.
+// Threads      All calls come from one host thread; operations themselves submit nothing and wait for no ticket.
+#pragma once
+#include <array>
+#include <chrono>
+#include <cstdint>
+#include <functional>
+#include <initializer_list>
+#include <memory>
+#include <span>
+#include <string>
+#include <tuple>
+#include <utility>
+#include <vector>
+
+#include "kernels/tensor.h"
+
+namespace trifold {
+
+struct BufferAccess {
+    const std::byte* begin = nullptr;
+    int64_t bytes = 0;
+    Access access = Access::read;
+};
+
+template <Access A>
+BufferAccess declare(const View<A>& v) {
+    return {static_cast<const std::byte*>(v.data), v.bytes(), A};
+}
+
+enum class StreamMode : uint8_t { normal, adversarial };
+enum class StreamKind : uint8_t { compute, communication };
+
+class StreamEngine;
+class Stream;
+
+// Names one operation on one stream. Cheap to copy; a default ticket is already done.
+struct Ticket {
+    int stream = -1;
+    uint64_t number = 0;
+
+    bool operator==(const Ticket&) const = default;
+};
+
+// Told after each operation when it ran (tracing). Called on the thread that ran it, so on several at once.
+using StreamTime = std::chrono::steady_clock::time_point;
+using StreamObserver = std::function<void(const Stream&, const char* name, StreamTime begin, StreamTime end)>;
+
+class Stream {
+public:
+    // Puts `work` (copyable, no arguments) at the end of this stream. `name` must outlive the engine (a literal). What
+    // the work uses must live until its ticket is done. An inline stream neither copies `work` nor looks at `accesses`.
+    template <class Work>
+    Ticket submit(const char* name, std::span<const BufferAccess> accesses, Work&& work) {
+        return inline_ ? run_here(name, work) : enqueue(name, accesses, std::forward<Work>(work));
+    }
+    template <class Work>
+    Ticket submit(const char* name, std::initializer_list<BufferAccess> accesses, Work&& work) {
+        return submit(name, std::span(accesses.begin(), accesses.size()), std::forward<Work>(work));
+    }
+    // The same for a function and its argument struct, which lists its views: a queue keeps a copy of the arguments.
+    template <class Args>
+    Ticket launch(const char* name, void (*run)(const Args&), const Args& args) {
+        if (inline_) return run_here(name, [&] { run(args); });
+        const auto accesses = std::apply([](const auto&... v) { return std::array{declare(v)...}; }, args.views());
+        return enqueue(name, accesses, [run, args] { run(args); });
+    }
+    // Everything submitted to this stream from now on runs after the ticket's operation. An inline stream waits for it
+    // here.
+    void follow(Ticket ticket);
+    // The last operation submitted so far.
+    Ticket last() const { return {index_, submitted_}; }
+    StreamEngine& engine() const { return *engine_; }
+    const std::string& name() const { return name_; }
+    // Inline streams need neither a queue nor declared accesses.
+    bool runs_inline() const { return inline_; }
+
+private:
+    friend class StreamEngine;
+    Stream(StreamEngine* engine, int index, std::string name, bool runs_inline, const StreamObserver* observer)
+        : engine_(engine), index_(index), name_(std::move(name)), inline_(runs_inline), observer_(observer) {}
+
+    template <class Work>
+    Ticket run_here(const char* name, Work&& work) {
+        if (*observer_) {
+            const StreamTime begin = std::chrono::steady_clock::now();
+            work();
+            (*observer_)(*this, name, begin, std::chrono::steady_clock::now());
+        } else {
+            work();
+        }
+        return {index_, ++submitted_};
+    }
+    Ticket enqueue(const char* name, std::span<const BufferAccess> accesses, std::function<void()> work);
+
+    StreamEngine* engine_;
+    int index_;
+    std::string name_;
+    bool inline_;
+    const StreamObserver* observer_;  // the engine's; empty: nobody watches
+    uint64_t submitted_ = 0;
+};
+
+class StreamEngine {
+public:
+    explicit StreamEngine(StreamMode mode = StreamMode::normal);
+    // Joins the workers. An operation that is running is finished; those that have not begun never run.
+    ~StreamEngine();
+    StreamEngine(const StreamEngine&) = delete;
+    StreamEngine& operator=(const StreamEngine&) = delete;
+
+    Stream& add(const std::string& name, StreamKind kind);
+    // The host waits until the ticket's operation is done; what the operation threw is thrown here.
+    void wait(Ticket ticket);
+    // All streams are empty afterwards, also when something failed: the first stream's failure is then thrown.
+    void wait_all();
+    // To be called before anything is submitted.
+    void observe(StreamObserver observer);
+
+    // The rest is for the checker and costs nothing in normal mode.
+    // The host reads or writes memory directly: checked like an operation of its own stream. `what` is a literal.
+    void host_access(const std::vector<BufferAccess>& accesses, const char* what);
+    // The host frees memory: everything that used it must come before, and any later use is reported ...
+    void buffer_released(const void* begin, int64_t bytes, const char* what);
+    // ... until the same addresses are handed out again.
+    void buffer_allocated(const void* begin, int64_t bytes);
+    // The unordered accesses seen so far, one sentence for each pair of operations.
+    const std::vector<std::string>& findings() const;
+    StreamMode mode() const;
+
+private:
+    friend class Stream;
+    struct State;
+    std::unique_ptr<State> state_;
+};
+
+}  // namespace trifold

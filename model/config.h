@@ -1,0 +1,139 @@
+// model/config.h   The resolved configuration: one struct per section, names and defaults as in `trifold train --help`.
+//
+// Every option is declared once, in model/options_table.cpp (name, type, unit, help); the parser, --help, the resolved
+// config.json and "did you mean" all read that table. "Derived" marks a value that resolve() fills in when it was not given.
+#pragma once
+#include <cstdint>
+#include <map>
+#include <string>
+#include <vector>
+
+#include "kernels/ops.h"
+
+namespace trifold {
+
+enum class Position : uint8_t { learned, rope };
+enum class BlockKind : uint8_t { serial, parallel };
+enum class Bias : uint8_t { all, none, qkv };
+enum class RopeScalingKind : uint8_t { none, linear, llama3 };
+
+struct RopeScaling {
+    RopeScalingKind kind = RopeScalingKind::none;
+    double factor = 1.0;                    // linear, llama3
+    double low_freq_factor = 1.0, high_freq_factor = 4.0;  // llama3
+    int64_t original_max_seq = 8192;        // llama3
+};
+
+struct ModelConfig {
+    std::string preset = "";
+    int64_t layers = 0, hidden = 0, heads = 0;
+    int64_t kv_heads = 0;    // derived: heads
+    int64_t head_dim = 0;    // derived: hidden / heads
+    int64_t ffn_hidden = 0;  // derived: 4 * hidden; swiglu: 8/3 * hidden rounded up to 64
+    int64_t vocab = 0, max_seq = 0;
+    NormKind norm = NormKind::layernorm;
+    double norm_eps = 1e-5;
+    Position position = Position::learned;
+    double rope_base = 10000.0;
+    RopeScaling rope_scaling = {};
+    ActivationKind activation = ActivationKind::gelu_tanh;
+    BlockKind block = BlockKind::serial;
+    int64_t window = 0, full_attention_every = 0;
+    Bias bias = Bias::all;
+    bool qk_norm = false, tied = true;
+    double init_std = 0.02;
+
+    // Rows of the embedding and head in memory: vocab rounded up to 128. Rows from `vocab` on are zero and never counted.
+    int64_t padded_vocab() const { return (vocab + 127) / 128 * 128; }
+    // The window of global layer l (0: full attention).
+    int64_t window_of(int64_t l) const { return full_attention_every > 0 && (l + 1) % full_attention_every == 0 ? 0 : window; }
+    bool swiglu() const { return activation == ActivationKind::swiglu; }
+    bool has_bias(bool qkv) const { return bias == Bias::all || (bias == Bias::qkv && qkv); }
+};
+
+enum class Recompute : uint8_t { none, selective, full };
+
+struct TrainConfig {
+    int64_t steps = 0, seq = 0;        // seq derived: model.max_seq
+    int64_t micro_batch = 1;           // sequences
+    int64_t global_batch = 0;          // sequences; derived: micro_batch
+    DType dtype = DType::bf16;
+    uint64_t seed = 1234;
+    Recompute recompute = Recompute::none;
+};
+
+enum class OptimizerKind : uint8_t { adamw, lamb };
+enum class LrSchedule : uint8_t { cosine, linear, constant, wsd };
+
+struct OptimConfig {
+    OptimizerKind name = OptimizerKind::adamw;
+    double lr = 6e-4, min_lr = -1;     // min_lr derived: lr / 10
+    int64_t warmup_steps = 0;
+    LrSchedule schedule = LrSchedule::cosine;
+    int64_t decay_steps = 0;           // derived: cosine, linear: train.steps; wsd: the last fifth
+    double beta1 = 0.9, beta2 = 0.95, eps = 1e-8, weight_decay = 0.1, clip = 1.0;
+    int64_t zero = 1;
+};
+
+struct DataSource {
+    std::string path;   // file, glob, or Megatron prefix
+    double weight = 1.0;
+};
+enum class Documents : uint8_t { joined, isolated };
+
+struct DataConfig {
+    std::vector<DataSource> train, val;
+    std::string tokenizer = "bytes";
+    Documents documents = Documents::joined;
+    bool mask_prompt = false, shuffle = true;
+    int64_t eval_every = 0, eval_batches = 20;
+};
+
+struct CheckpointConfig {
+    std::string dir;                   // derived: run.dir/checkpoints
+    int64_t every = 0, keep = 3, keep_every = 0;
+    bool async = true;
+    std::string resume = "auto";       // auto, none, or a path
+};
+
+struct MeshConfig {
+    int64_t tp = 1, pp = 1, dp = 1, cp = 1, ep = 1, etp = 1, virtual_stages = 1;
+};
+
+enum class OnNan : uint8_t { skip, stop };
+struct ResilienceConfig {
+    OnNan on_nan = OnNan::skip;
+    int64_t max_skips = 10;            // in a row
+};
+
+enum class Device : uint8_t { automatic, cpu, cuda };
+struct RunConfig {
+    std::string dir;                   // derived: runs/DATE-TIME
+    Device device = Device::automatic;
+    int64_t threads = 0;               // derived: cores this process may use
+    int64_t log_every = 1;
+    bool trace = false, tensorboard = true, deterministic = true;
+};
+
+struct DebugConfig {
+    std::string dump_grads, dump_params;
+    StreamMode streams = StreamMode::normal;
+};
+
+struct Config {
+    ModelConfig model;
+    std::string init_from;             // init.from
+    MeshConfig mesh;
+    TrainConfig train;
+    OptimConfig optim;
+    DataConfig data;
+    CheckpointConfig checkpoint;
+    bool overlap_checkpoint = true;
+    ResilienceConfig resilience;
+    RunConfig run;
+    DebugConfig debug;
+    // Where each value came from ("default", "preset gpt2-124m", "a.json", "flag", ...), keyed by dotted name.
+    std::map<std::string, std::string> origin;
+};
+
+}  // namespace trifold

@@ -1,0 +1,239 @@
+// model/options.cpp   Flags, the order of precedence, and --help.
+#include "model/options.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <cctype>
+#include <cerrno>
+#include <cstring>
+#include <filesystem>
+#include <fstream>
+#include <optional>
+#include <sstream>
+
+#include "base/error.h"
+#include "base/text.h"
+#include "model/options_json.h"
+#include "model/presets.h"
+
+namespace trifold {
+namespace {
+
+[[noreturn]] void refuse(const std::string& sentence) { throw Problem(Exit::usage, sentence); }
+
+std::string read_file(const std::string& path) {
+    std::error_code ignored;
+    if (std::filesystem::is_directory(path, ignored))
+        refuse(fmt::format("the configuration file {} is a folder: name a JSON file", path));
+    std::ifstream file(path, std::ios::binary);
+    std::ostringstream text;
+    if (file) text << file.rdbuf();
+    if (!file || file.bad())
+        refuse(fmt::format("cannot read the configuration file {}: {}", path, std::strerror(errno)));
+    return text.str();
+}
+
+// Splits the arguments into config files, option values, and what belongs to the command alone.
+class FlagReader {
+public:
+    FlagReader(const std::vector<std::string>& args, const ParseContext& context) : args_(args), context_(context) {}
+
+    void read_all() {
+        for (at_ = 0; at_ < args_.size(); ++at_) {
+            const std::string& arg = args_[at_];
+            if (arg.starts_with("--") && arg.size() > 2) {
+                read_flag(arg.substr(2));
+            } else if (arg.starts_with("-") && arg.size() > 1) {
+                refuse(fmt::format("unknown option {}: options are --name=value (--help lists them)", arg));
+            } else if (context_.positional) {
+                context_.positional->push_back(arg);
+            } else {
+                refuse(fmt::format("unexpected argument \"{}\": options are --name=value (--help lists them)", arg));
+            }
+        }
+    }
+
+    std::vector<std::string> files;       // --config, in order
+    std::vector<Assignment> assignments;  // flags that are options, in order
+
+private:
+    void read_flag(const std::string& text) {
+        const size_t equals = text.find('=');
+        name_ = text.substr(0, equals);
+        inline_value_.reset();
+        if (equals != std::string::npos) inline_value_ = text.substr(equals + 1);
+        if (name_ == "config") {
+            files.push_back(value());
+        } else if (const CommandFlag* flag = find_command_flag()) {
+            std::visit([&](auto* to) { read_into(*to); }, flag->into);
+        } else if (const Option* option = find_option(name_)) {
+            const bool boolean = std::holds_alternative<Getter<bool>>(option->field);
+            const std::string subject = "--" + name_;
+            assignments.push_back(
+                {option, from_flag_text(*option, boolean ? switch_value() : value(), subject), subject, "flag"});
+        } else {
+            refuse_unknown();
+        }
+    }
+
+    const CommandFlag* find_command_flag() const {
+        for (const CommandFlag& flag : context_.flags)
+            if (flag.name == name_) return &flag;
+        return nullptr;
+    }
+
+    std::string value() {
+        if (inline_value_) return *inline_value_;
+        if (at_ + 1 == args_.size() || args_[at_ + 1].starts_with("--"))
+            refuse(fmt::format("--{0} needs a value: --{0}=...", name_));
+        return args_[++at_];
+    }
+    // A switch alone means on; it takes the next argument only when that is plainly its value.
+    std::string switch_value() {
+        if (inline_value_) return *inline_value_;
+        const std::string next = at_ + 1 < args_.size() ? args_[at_ + 1] : "";
+        const bool is_value = next == "on" || next == "off" || next == "true" || next == "false";
+        return is_value ? args_[++at_] : "on";
+    }
+
+    void read_into(bool& to) {
+        const std::string text = switch_value();
+        if (text != "on" && text != "true" && text != "off" && text != "false")
+            refuse(fmt::format("--{} is on or off, not \"{}\"", name_, text));
+        to = text == "on" || text == "true";
+    }
+    void read_into(int64_t& to) {
+        const std::string text = value();
+        const Json number = number_or_text(text);
+        if (!number.is_number_integer()) refuse(fmt::format("--{} must be an integer, not \"{}\"", name_, text));
+        to = number.get<int64_t>();
+    }
+    void read_into(double& to) {
+        const std::string text = value();
+        const Json number = number_or_text(text);
+        if (!number.is_number()) refuse(fmt::format("--{} must be a number, not \"{}\"", name_, text));
+        to = number.get<double>();
+    }
+    void read_into(std::string& to) { to = value(); }
+
+    [[noreturn]] void refuse_unknown() const {
+        const std::string later = not_available_yet(name_);
+        if (!later.empty()) refuse("--" + later);
+        std::vector<std::string> candidates = option_names(), inside;
+        for (const std::string& name : candidates)
+            if (name.starts_with(name_ + ".")) inside.push_back("--" + name);
+        if (!inside.empty()) refuse(fmt::format("--{} is a group of options: {}", name_, join_words(inside)));
+        candidates.push_back("config");
+        candidates.push_back("help");
+        for (const CommandFlag& flag : context_.flags) candidates.push_back(flag.name);
+        refuse(fmt::format("unknown option --{}: {}", name_,
+                           suggestion(name_, candidates, "--", "--help lists all options")));
+    }
+
+    const std::vector<std::string>& args_;
+    const ParseContext& context_;
+    size_t at_ = 0;
+    std::string name_;
+    std::optional<std::string> inline_value_;
+};
+
+// A preset and the model of init.from are whole models: no option of another one shows through.
+void replace_model(Config& config, const ModelConfig& model, const std::string& origin) {
+    config.model = model;
+    for (const Option& o : option_table())
+        if (o.section() == "model") config.origin[std::string(o.name)] = origin;
+}
+
+// The last text given to an option, wherever it stands.
+std::string last_text(const std::vector<Assignment>& assignments, std::string_view name) {
+    std::string text;
+    for (const Assignment& a : assignments)
+        if (a.option->name == name && a.value.is_string()) text = a.value.get<std::string>();
+    return text;
+}
+
+}  // namespace
+
+Config parse_config(const std::vector<std::string>& args, const ParseContext& context) {
+    FlagReader flags(args, context);
+    flags.read_all();
+    std::vector<Assignment> assignments;
+    for (const std::string& file : flags.files)
+        for (Assignment& a : read_options(read_file(file), file)) assignments.push_back(std::move(a));
+    for (Assignment& a : flags.assignments) assignments.push_back(std::move(a));
+
+    Config config = context.base;
+    for (const Option& o : option_table()) config.origin.try_emplace(std::string(o.name), "default");
+    const std::string from = last_text(assignments, "init.from"), preset_name = last_text(assignments, "model.preset");
+    if (!from.empty() && context.read_model) replace_model(config, context.read_model(from), "init.from " + from);
+    if (!preset_name.empty()) replace_model(config, preset(preset_name).model, "preset " + preset_name);
+    for (const Assignment& a : assignments) assign(config, a);
+    return config;
+}
+
+bool wants_help(const std::vector<std::string>& args) {
+    for (const std::string& arg : args)
+        if (arg == "--help" || arg == "-h") return true;
+    return false;
+}
+
+// ---------------------------------------------------------------- --help
+
+namespace {
+
+constexpr size_t help_column = 40;
+
+// "  left   right", the right part wrapped inside its column.
+std::string help_line(const std::string& left, const std::string& right) {
+    std::string line = "  " + left;
+    if (line.size() + 2 > help_column) line += "\n" + std::string(help_column, ' ');
+    line.resize(std::max(line.size(), help_column), ' ');
+    return line + wrapped(right, help_column) + "\n";
+}
+
+// What --help calls the value: its unit where it has one.
+std::string kind_of(const Option& option) {
+    std::string unit(option.details.unit);
+    std::transform(unit.begin(), unit.end(), unit.begin(), [](unsigned char c) { return std::toupper(c); });
+    if (!unit.empty()) return unit;
+    if (std::holds_alternative<Getter<bool>>(option.field)) return "on|off";
+    if (std::holds_alternative<Getter<double>>(option.field)) return "X";
+    if (std::holds_alternative<Getter<int64_t>>(option.field) || std::holds_alternative<Getter<uint64_t>>(option.field))
+        return "N";
+    return option.details.choices.empty() ? "TEXT" : "NAME";
+}
+
+std::string help_of(const Option& option) {
+    static const Config defaults;
+    const Details& d = option.details;
+    const std::string initial = d.derived.empty() ? text_of(option, defaults) : std::string(d.derived);
+    std::string text(d.choices);
+    text += (d.choices.empty() ? "" : ": ") + std::string(option.help);
+    if (!initial.empty()) text += fmt::format(" [{}]", initial);
+    return text;
+}
+
+}  // namespace
+
+std::string help_text(const std::vector<CommandFlag>& flags) {
+    std::string text;
+    for (const CommandFlag& f : flags)
+        text += help_line("--" + f.name + (f.value.empty() ? "" : " " + f.value), f.help);
+    if (!flags.empty()) text += "\n";
+    text +=
+        help_line("--config FILE", "JSON file of options; may be given again, later ones win, flags win over files");
+    text += help_line("--SECTION.KEY=VALUE",
+                      "one of the options below, with [default]; in a file {\"SECTION\": {\"KEY\": VALUE}}");
+    std::string_view section;
+    for (const Option& o : option_table()) {
+        if (o.section() != section) text += fmt::format("\n{}\n", o.section());
+        section = o.section();
+        text += help_line(fmt::format("--{} {}", o.name, kind_of(o)), help_of(o));
+    }
+    text += "\npresets\n";
+    for (const Preset& p : presets()) text += help_line(p.name, p.source);
+    return text;
+}
+
+}  // namespace trifold
