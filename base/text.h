@@ -18,7 +18,8 @@ std::string human_bytes(int64_t bytes);
 // "a, b and c"
 std::string join_words(const std::vector<std::string>& words, const std::string& last_separator = " and ");
 
-// Breaks text at spaces into lines of at most `width` columns. It starts in column `indent`, where further lines start too.
+// Breaks text at spaces into lines of at most `width` columns. It starts in column `indent`, where further lines start
+// too.
 std::string wrapped(const std::string& text, size_t indent, size_t width = 120);
 
 // Insertions, deletions, replacements and swaps of neighbours that turn one word into the other.

@@ -20,6 +20,9 @@ struct StepResult {
     int64_t tokens = 0;      // valid ones
 };
 
+// The resolved configuration of `trifold train` from its arguments.
+Config train_config(const std::vector<std::string>& args);
+
 class Run {
 public:
     // Checks and creates the run directory, allocates, loads or makes the weights, opens the data. Everything that can be

@@ -115,9 +115,17 @@ struct RunConfig {
     bool trace = false, tensorboard = true, deterministic = true;
 };
 
+// A planted fault (debug.inject, --inject): 'kind=nan,step=3' makes a gradient of step 3 NaN.
+enum class InjectKind : uint8_t { none, nan };
+struct Inject {
+    InjectKind kind = InjectKind::none;
+    int64_t step = 0;
+};
+
 struct DebugConfig {
     std::string dump_grads, dump_params;
     StreamMode streams = StreamMode::normal;
+    Inject inject;
 };
 
 struct Config {

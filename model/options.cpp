@@ -67,7 +67,7 @@ private:
             files.push_back(value());
         } else if (const CommandFlag* flag = find_command_flag()) {
             std::visit([&](auto* to) { read_into(*to); }, flag->into);
-        } else if (const Option* option = find_option(name_)) {
+        } else if (const Option* option = find_option(name_ == "inject" ? "debug.inject" : name_)) {
             const bool boolean = std::holds_alternative<Getter<bool>>(option->field);
             const std::string subject = "--" + name_;
             assignments.push_back(

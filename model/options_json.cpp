@@ -7,6 +7,7 @@
 #include <charconv>
 #include <cmath>
 #include <set>
+#include <sstream>
 
 #include "base/error.h"
 #include "base/text.h"
@@ -181,6 +182,25 @@ struct Reader {
         to = std::move(sources);
     }
 
+    // kind=nan,step=3, in any order; empty: none
+    void into(Inject& to) const {
+        if (!value.is_string()) wrong("must be text such as kind=nan,step=3");
+        Inject fault;
+        std::istringstream parts(value.get<std::string>());
+        for (std::string part; std::getline(parts, part, ',');) {
+            const Json step = part.starts_with("step=") ? number_or_text(part.substr(5)) : Json();
+            if (step.is_number_unsigned()) {
+                fault.step = step.get<int64_t>();
+            } else if (part == "kind=nan") {
+                fault.kind = InjectKind::nan;
+            } else {
+                wrong("must be kind=nan,step=N");
+            }
+        }
+        if ((fault.kind == InjectKind::none) != (fault.step < 1)) wrong("needs both kind=nan and step=N, from 1");
+        to = fault;
+    }
+
 private:
     static bool is_utf8(const Json& text) {
         try {
@@ -280,6 +300,8 @@ Json value_of(const Option& option, const Config& config) {
                 Json list = Json::array();
                 for (const DataSource& s : value) list.push_back({{"path", s.path}, {"weight", s.weight}});
                 return list;
+            } else if constexpr (std::is_same_v<T, Inject>) {
+                return value.kind == InjectKind::none ? "" : fmt::format("kind=nan,step={}", value.step);
             } else {
                 return value;
             }

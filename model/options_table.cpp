@@ -125,6 +125,7 @@ constexpr Option table[] = {
     {OPTION(debug.dump_grads), "safetensors file: gradients of the first step, before clipping", {}},
     {OPTION(debug.dump_params), "safetensors file: parameters at the end", {}},
     {OPTION(debug.streams), "adversarial: run everything as late as its declared buffers allow, and check them", {.choices = "normal|adversarial"}},
+    {OPTION(debug.inject), "a planted fault, also --inject: kind=nan,step=3 makes a gradient of step 3 NaN", {}},
 };
 
 // Names of the documentation that belong to later versions, so that they are not taken for spelling mistakes.
@@ -133,7 +134,7 @@ constexpr std::string_view later[] = {
     "mesh.schedule", "mesh.layers_per_stage",
     "overlap.dp", "overlap.tp", "overlap.pp", "overlap.ep", "overlap.tp_chunks", "overlap.ep_chunks",
     "resilience.restarts", "resilience.heartbeat_s", "resilience.frozen_s", "resilience.stall_s", "resilience.start_s", "resilience.save_s",
-    "run.comm", "debug.inject", "inject", "launch", "gpu",
+    "run.comm", "launch", "gpu",
 };
 // clang-format on
 

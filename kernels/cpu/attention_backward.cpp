@@ -14,8 +14,6 @@ namespace trifold {
 namespace cpu::attention {
 namespace {
 
-constexpr int64_t tiles_per_part = 4;  // of the two passes: shares the cost of loading the other side
-
 enum class Wanted : uint8_t { all, dq, dkv };
 
 // What one thread does at a time. Query and key ranges begin at tiles.
@@ -45,149 +43,197 @@ struct Scratch {
 template <class T>
 class Backward {
 public:
-    Backward(const AttentionBackward& args, float* scratch) : a_(args), Dp_(round_up(args.D, lanes)), s_(scratch, args.T, Dp_) {}
+    Backward(const AttentionBackward& args, float* scratch)
+        : a_(args), Dp_(round_up(args.D, lanes)), s_(scratch, args.T, Dp_) {}
 
     void run(const Part& part) {
-        first_key_ = part.keys.begin;
-        load_keys(part);
+        start_keys(part);
         for (int64_t h = part.heads.begin; h < part.heads.end; ++h)
-            for (int64_t query = part.queries.begin; query < part.queries.end; query += tile) {
-                const Limits limits = limits_at(part.b, query);
-                const Range keys = limits.all.within(part.keys);
-                if (keys.empty()) continue;
-                start(part, h, query, limits.queries);
-                for (int64_t key = keys.begin / tile * tile; key < keys.end; key += tile) step(part, limits, key);
-                if (part.wanted != Wanted::dkv)
-                    store_rows(s_.dq_QD, limits.queries, a_.dq_NHD.as<T>() + q_at(part.b, query, h), a_.q_stride, a_.scale);
-            }
-        if (part.wanted == Wanted::dq) return;
-        store_rows(s_.dk_TD, part.keys.size(), a_.dk_NKD.as<T>() + kv_at(part), a_.kv_stride, a_.scale);
-        store_rows(s_.dv_TD, part.keys.size(), a_.dv_NKD.as<T>() + kv_at(part), a_.kv_stride, 1.0f);
-    }
-
-    Limits limits_at(int64_t b, int64_t query) const {
-        const int32_t* doc_start = a_.doc_start_N ? a_.doc_start_N.as<int32_t>() + b * a_.T : nullptr;
-        return limits_of({0, a_.window, a_.T, doc_start}, query, std::min(tile, a_.T - query));
+            for (int64_t query = part.queries.begin; query < part.queries.end; query += tile) run(part, h, query);
+        if (part.wanted != Wanted::dq) finish_keys(part);
     }
 
 private:
-    int64_t q_at(int64_t b, int64_t query, int64_t h) const { return b * a_.q_batch_stride + query * a_.q_stride + h * a_.D; }
-    int64_t kv_at(const Part& part) const {
-        return part.b * a_.kv_batch_stride + part.keys.begin * a_.kv_stride + part.kv * a_.D;
+    // Rows of one head, from the given token of a sequence on.
+    Rows<T> q_rows(const Tensor& q, int64_t b, int64_t token, int64_t h) const {
+        return {q.as<T>() + b * a_.q_batch_stride + token * a_.q_stride + h * a_.D, a_.q_stride};
     }
-    void store_rows(const float* from, int64_t rows, T* to, int64_t stride, float factor) const {
-        for (int64_t r = 0; r < rows; ++r) store_row(from + r * Dp_, factor, a_.D, to + r * stride);
+    Rows<T> o_rows(const Tensor& o, int64_t b, int64_t token, int64_t h) const {
+        return {o.as<T>() + ((b * a_.T + token) * a_.H + h) * a_.D, a_.H * a_.D};
+    }
+    Rows<T> key_rows(const Tensor& k, const Part& part) const {
+        const int64_t at = part.b * a_.kv_batch_stride + part.keys.begin * a_.kv_stride + part.kv * a_.D;
+        return {k.as<T>() + at, a_.kv_stride};
     }
 
-    void load_keys(const Part& part) {
-        load_rows<T>({a_.k_NKD.as<T>() + kv_at(part), a_.kv_stride}, part.keys.size(), a_.D, {s_.k_TD, Dp_});
-        load_rows<T>({a_.v_NKD.as<T>() + kv_at(part), a_.kv_stride}, part.keys.size(), a_.D, {s_.v_TD, Dp_});
-        if (part.wanted == Wanted::dq) return;
-        const int64_t floats = round_up(part.keys.size(), tile) * Dp_;
+    void start_keys(const Part& part) {
+        const int64_t rows = part.keys.size(), floats = round_up(rows, tile) * Dp_;
+        load_rows(key_rows(a_.k_NKD, part), rows, a_.D, {s_.k_TD, Dp_});
+        load_rows(key_rows(a_.v_NKD, part), rows, a_.D, {s_.v_TD, Dp_});
         std::fill(s_.dk_TD, s_.dk_TD + floats, 0.0f);
         std::fill(s_.dv_TD, s_.dv_TD + floats, 0.0f);
     }
 
-    void start(const Part& part, int64_t h, int64_t query, int64_t queries) {
-        const int64_t o_row = (part.b * a_.T + query) * a_.H + h, o_stride = a_.H * a_.D;
-        const T* o = a_.o_NHD.as<T>() + o_row * a_.D;
-        load_rows<T>({a_.do_NHD.as<T>() + o_row * a_.D, o_stride}, queries, a_.D, {s_.do_QD, Dp_});
-        load_rows<T>({a_.q_NHD.as<T>() + q_at(part.b, query, h), a_.q_stride}, queries, a_.D, {s_.q_QD, Dp_});
-        transpose({s_.do_QD, Dp_}, queries, a_.D, 1.0f, s_.do_DQ);
+    void finish_keys(const Part& part) const {
+        store_rows(s_.dk_TD, part.keys.size(), a_.scale, key_rows(a_.dk_NKD, part));
+        store_rows(s_.dv_TD, part.keys.size(), 1.0f, key_rows(a_.dv_NKD, part));
+    }
+    void store_rows(const float* from, int64_t rows, float factor, Rows<T> to) const {
+        for (int64_t r = 0; r < rows; ++r) store_row(from + r * Dp_, factor, a_.D, to[r]);
+    }
+
+    // One query tile with every key tile of the part.
+    void run(const Part& part, int64_t h, int64_t query) {
+        const int32_t* doc_start = a_.doc_start_N ? a_.doc_start_N.as<int32_t>() + part.b * a_.T : nullptr;
+        const Limits limits = limits_of({0, a_.window, a_.T, doc_start}, query, std::min(tile, a_.T - query));
+        const Range keys = limits.all.within(part.keys);
+        if (keys.empty()) return;
+        start_queries(part, h, query, limits.queries);
+        look_ahead(part, h, query);
+        for (int64_t key = keys.begin / tile * tile; key < keys.end; key += tile) step(part, limits, key);
+        if (part.wanted != Wanted::dkv)
+            store_rows(s_.dq_QD, limits.queries, a_.scale, q_rows(a_.dq_NHD, part.b, query, h));
+    }
+
+    void start_queries(const Part& part, int64_t h, int64_t query, int64_t queries) {
+        load_rows(q_rows(a_.q_NHD, part.b, query, h), queries, a_.D, {s_.q_QD, Dp_});
+        load_rows(o_rows(a_.do_NHD, part.b, query, h), queries, a_.D, {s_.do_QD, Dp_});
         transpose({s_.q_QD, Dp_}, queries, a_.D, a_.scale, s_.q_DQ);
+        transpose({s_.do_QD, Dp_}, queries, a_.D, 1.0f, s_.do_DQ);
         std::fill(s_.dq_QD, s_.dq_QD + tile * Dp_, 0.0f);
         const float* lse = a_.lse_BHT.as<float>() + (part.b * a_.H + h) * a_.T + query;
+        const Rows<T> o = o_rows(a_.o_NHD, part.b, query, h);
         for (int64_t i = 0; i < tile; ++i) {
             s_.lse_Q[i] = i < queries ? lse[i] : 0.0f;
-            f32x16 sum(0.0f);
-            if (i < queries)
-                simd::for_groups(a_.D, [&](int64_t d, auto width) TRIFOLD_BODY {
-                    sum += simd::load(o + i * o_stride + d, width) * simd::load(s_.do_QD + i * Dp_ + d, simd::Full{});
-                });
-            s_.delta_Q[i] = simd::sum(sum);
+            s_.delta_Q[i] = i < queries ? dot(o[i], s_.do_QD + i * Dp_) : 0.0f;
         }
+    }
+    float dot(const T* x, const float* y) const {
+        f32x16 sum(0.0f);
+        simd::for_groups(a_.D, [&](int64_t d, auto width) TRIFOLD_BODY { sum += simd::load(x + d, width) * load(y + d); });
+        return simd::sum(sum);
+    }
+
+    // Asks for this tile's dq and the next tile's inputs; with the last query tile, for dk and dv.
+    void look_ahead(const Part& part, int64_t h, int64_t query) {
+        const int64_t next = query + tile, rows = std::min(tile, part.queries.end - next);
+        if (part.wanted != Wanted::dq && rows <= 0 && h + 1 == part.heads.end) {
+            ahead_.add(key_rows(a_.dk_NKD, part), part.keys.size(), a_.D);
+            ahead_.add(key_rows(a_.dv_NKD, part), part.keys.size(), a_.D);
+        }
+        ahead_.add(q_rows(a_.q_NHD, part.b, next, h), rows, a_.D);
+        ahead_.add(o_rows(a_.o_NHD, part.b, next, h), rows, a_.D);
+        ahead_.add(o_rows(a_.do_NHD, part.b, next, h), rows, a_.D);
+        if (part.wanted != Wanted::dkv)
+            ahead_.add(q_rows(a_.dq_NHD, part.b, query, h), std::min(tile, part.queries.end - query), a_.D);
     }
 
     void step(const Part& part, const Limits& limits, int64_t key) {
         const Visible visible = visible_cells(limits, key);
-        const int64_t row = (key - first_key_) * Dp_;
-        for_runs(visible.vectors_of, [&](int64_t r, int64_t rows, Range q) {
-            const int64_t at = r * tile + q.begin;
-            Product s{.a = {s_.k_TD + row + r * Dp_, Dp_, 1}, .b = {s_.q_DQ + q.begin, tile}, .c = {s_.p_KQ + at, tile},
-                      .rows = rows, .vectors = q.size() / lanes, .depth = a_.D};
-            multiply<Start::zero>(s);
-            s.a.data = s_.v_TD + row + r * Dp_, s.b.data = s_.do_DQ + q.begin, s.c.data = s_.ds_KQ + at;
-            multiply<Start::zero>(s);
+        const int64_t at = (key - part.keys.begin) * Dp_;  // of the key tile in the part's rows
+        add_scores(visible, at);
+        for (int64_t v = 0; v < tile / lanes; ++v)
+            visible.whole ? softmax_gradient<true>(limits, visible, v) : softmax_gradient<false>(limits, visible, v);
+        if (part.wanted != Wanted::dq) add_key_gradients(visible, at);
+        if (part.wanted != Wanted::dkv) add_query_gradients(visible, at);
+    }
+
+    // S and dP
+    void add_scores(const Visible& visible, int64_t at) {
+        for_runs(visible.vectors_of, [&](int64_t row, int64_t rows, Range q) {
+            ahead_.fetch_some();
+            const int64_t from = at + row * Dp_, to = row * tile + q.begin;
+            Product p{.a = {s_.k_TD + from, Dp_, 1},
+                      .b = {s_.q_DQ + q.begin, tile},
+                      .c = {s_.p_KQ + to, tile},
+                      .rows = rows,
+                      .vectors = q.size() / lanes,
+                      .depth = a_.D};
+            multiply<Start::zero>(p);
+            p.a.data = s_.v_TD + from, p.b.data = s_.do_DQ + q.begin, p.c.data = s_.ds_KQ + to;
+            multiply<Start::zero>(p);
         });
-        for (int64_t i = 0; i < tile / lanes; ++i)
-            visible.whole ? softmax_gradient<true>(limits, visible, i) : softmax_gradient<false>(limits, visible, i);
-        if (part.wanted != Wanted::dq) add_key_gradients(visible, row);
-        if (part.wanted != Wanted::dkv) add_query_gradients(visible, row);
     }
 
     // Queries [16 v, 16 v + 16): S becomes P and dP becomes dS, exactly zero where nothing is seen.
     template <bool whole>
-    void softmax_gradient(const Limits& limits, const Visible& visible, int64_t v) {
+    void softmax_gradient(const Limits& tile_limits, const Visible& visible, int64_t v) {
         const Range keys = visible.keys_of_vector(v);
-        const LaneLimits lane_limits(limits, v);
-        const f32x16 lse = simd::load(s_.lse_Q + v * lanes, simd::Full{}), delta = simd::load(s_.delta_Q + v * lanes, simd::Full{});
+        const LaneLimits limits(tile_limits, v);
+        const f32x16 lse = load(s_.lse_Q + v * lanes), delta = load(s_.delta_Q + v * lanes);
         for (int64_t k = keys.begin; k < keys.end; ++k) {
             float *s = s_.p_KQ + k * tile + v * lanes, *dp = s_.ds_KQ + k * tile + v * lanes;
-            f32x16 p = exp_or_zero(simd::load(s, simd::Full{}) - lse);
-            f32x16 ds = p * (simd::load(dp, simd::Full{}) - delta);
+            f32x16 p = exp_or_zero(load(s) - lse);
+            f32x16 ds = p * (load(dp) - delta);
             if constexpr (!whole) {
-                const simd::Mask seen = lane_limits.see(visible.key + k);
+                const simd::Mask seen = limits.see(visible.key + k);
                 p = simd::select(seen, p, f32x16(0.0f));
                 ds = simd::select(seen, ds, f32x16(0.0f));
             }
-            simd::store(s, p, simd::Full{});
-            simd::store(dp, ds, simd::Full{});
+            store(s, p);
+            store(dp, ds);
         }
     }
 
-    void add_key_gradients(const Visible& visible, int64_t row) {
-        for_runs(visible.queries_of, [&](int64_t r, int64_t rows, Range q) {
-            Product s{.a = {s_.p_KQ + r * tile + q.begin, tile, 1}, .b = {s_.do_QD + q.begin * Dp_, Dp_},
-                      .c = {s_.dv_TD + row + r * Dp_, Dp_}, .rows = rows, .vectors = Dp_ / lanes, .depth = q.size()};
-            multiply<Start::add>(s);
-            s.a.data = s_.ds_KQ + r * tile + q.begin, s.b.data = s_.q_QD + q.begin * Dp_, s.c.data = s_.dk_TD + row + r * Dp_;
-            multiply<Start::add>(s);
+    void add_key_gradients(const Visible& visible, int64_t at) {
+        for_runs(visible.queries_of, [&](int64_t row, int64_t rows, Range q) {
+            ahead_.fetch_some();
+            const int64_t from = row * tile + q.begin, to = at + row * Dp_;
+            Product p{.a = {s_.p_KQ + from, tile, 1},
+                      .b = {s_.do_QD + q.begin * Dp_, Dp_},
+                      .c = {s_.dv_TD + to, Dp_},
+                      .rows = rows,
+                      .vectors = Dp_ / lanes,
+                      .depth = q.size()};
+            multiply<Start::add>(p);
+            p.a.data = s_.ds_KQ + from, p.b.data = s_.q_QD + q.begin * Dp_, p.c.data = s_.dk_TD + to;
+            multiply<Start::add>(p);
         });
     }
 
-    void add_query_gradients(const Visible& visible, int64_t row) {
-        for_runs(visible.keys_of, [&](int64_t r, int64_t rows, Range k) {
-            multiply<Start::add>({.a = {s_.ds_KQ + r + k.begin * tile, 1, tile}, .b = {s_.k_TD + row + k.begin * Dp_, Dp_},
-                                  .c = {s_.dq_QD + r * Dp_, Dp_}, .rows = rows, .vectors = Dp_ / lanes, .depth = k.size()});
+    void add_query_gradients(const Visible& visible, int64_t at) {
+        for_runs(visible.keys_of, [&](int64_t row, int64_t rows, Range k) {
+            ahead_.fetch_some();
+            multiply<Start::add>({.a = {s_.ds_KQ + k.begin * tile + row, 1, tile},
+                                  .b = {s_.k_TD + at + k.begin * Dp_, Dp_},
+                                  .c = {s_.dq_QD + row * Dp_, Dp_},
+                                  .rows = rows,
+                                  .vectors = Dp_ / lanes,
+                                  .depth = k.size()});
         });
     }
 
     const AttentionBackward& a_;
-    int64_t Dp_, first_key_ = 0;
+    int64_t Dp_;
     Scratch s_;
+    Ahead ahead_;
 };
 
 // The work as a list of parts that can be done in any order.
-struct Plan {
-    const AttentionBackward& a;
-    int64_t chunk = tiles_per_part * tile, chunks = ceil_div(a.T, chunk);
-    bool one_pass = true;
-
-    Plan(const AttentionBackward& args, int64_t team) : a(args) {
+class Plan {
+public:
+    Plan(const AttentionBackward& args, int64_t team) : a_(args), chunks_(ceil_div(args.T, chunk)) {
         // Time in products: 5 per head and round of threads, or 7 shared evenly.
-        one_pass = 5 * ceil_div(a.B * a.K, team) * team <= 7 * a.B * a.K || chunks == 1;
+        one_pass_ = 5 * ceil_div(a_.B * a_.K, team) * team <= 7 * a_.B * a_.K || chunks_ == 1;
     }
-    int64_t size() const { return one_pass ? a.B * a.K : a.B * (a.H + a.K) * chunks; }
+    int64_t size() const { return one_pass_ ? a_.B * a_.K : a_.B * (a_.H + a_.K) * chunks_; }
     Part operator[](int64_t i) const {
-        const int64_t group = a.H / a.K;
-        const Range all{0, a.T};
-        if (one_pass) return {Wanted::all, i / a.K, i % a.K, {i % a.K * group, (i % a.K + 1) * group}, all, all};
-        const int64_t c = i / (a.B * (a.H + a.K)), b = i / (a.H + a.K) % a.B, j = i % (a.H + a.K);
-        const Range part{c * chunk, std::min(a.T, (c + 1) * chunk)};
-        if (j < a.K) return {Wanted::dkv, b, j, {j * group, (j + 1) * group}, {part.begin, a.T}, part};
-        const int64_t h = j - a.K;
-        return {Wanted::dq, b, h / group, {h, h + 1}, part, {0, part.end}};
+        const int64_t group = a_.H / a_.K;
+        const Range all{0, a_.T};
+        if (one_pass_) return {Wanted::all, i / a_.K, i % a_.K, {i % a_.K * group, (i % a_.K + 1) * group}, all, all};
+        const int64_t b = i / (a_.H + a_.K) / chunks_, c = i / (a_.H + a_.K) % chunks_, j = i % (a_.H + a_.K);
+        const Range part{c * chunk, std::min(a_.T, (c + 1) * chunk)};
+        if (j < a_.K) return {Wanted::dkv, b, j, {j * group, (j + 1) * group}, {part.begin, a_.T}, part};
+        const int64_t h = j - a_.K;
+        const int64_t first_key = a_.window > 0 ? std::max<int64_t>(0, part.begin - a_.window) / tile * tile : 0;
+        return {Wanted::dq, b, h / group, {h, h + 1}, part, {first_key, part.end}};
     }
+
+private:
+    static constexpr int64_t chunk = 4 * tile;  // of the two passes: shares the cost of loading the other side
+    const AttentionBackward& a_;
+    int64_t chunks_;
+    bool one_pass_;
 };
 
 template <class T>

@@ -12,7 +12,6 @@ namespace trifold::cpu::attention {
 namespace {
 
 constexpr int64_t max_parts = 16, shortest_part = 256;
-constexpr float lowest = -FLT_MAX / 2;
 
 // One query of one head within one part: its scaled vector, the unscaled sum of values, the maximum and the sum.
 struct Partial {
@@ -39,7 +38,7 @@ void dot_products(const float* q, Rows<const T> k_KD, int64_t keys, int64_t D, f
     for (int64_t k = 0; k < keys; k += w) {
         Register sum[w] = {};
         simd::for_groups(D, [&](int64_t d, auto width) TRIFOLD_BODY {
-            const f32x16 q_d = simd::load(q + d, simd::Full{});
+            const f32x16 q_d = load(q + d);
             for (int r = 0; r < w; ++r) {
                 const f32x16 k_d = simd::load(k_KD[std::min(k + r, keys - 1)] + d, width);
                 for (int p = 0; p < f32x16::parts; ++p) sum[r] += k_d.part[p] * q_d.part[p];
@@ -54,10 +53,10 @@ void dot_products(const float* q, Rows<const T> k_KD, int64_t keys, int64_t D, f
 template <int64_t vectors, class T, class Width>
 TRIFOLD_INLINE void add_values(const float* p, Rows<const T> v_KD, int64_t keys, float shrink, float* o, Width width) {
     f32x16 sum[vectors];
-    for (int64_t v = 0; v < vectors; ++v) sum[v] = simd::load(o + v * lanes, simd::Full{}) * shrink;
+    for (int64_t v = 0; v < vectors; ++v) sum[v] = load(o + v * lanes) * shrink;
     for (int64_t k = 0; k < keys; ++k)
         for (int64_t v = 0; v < vectors; ++v) sum[v] += simd::load(v_KD[k] + v * lanes, width) * p[k];
-    for (int64_t v = 0; v < vectors; ++v) simd::store(o + v * lanes, sum[v], simd::Full{});
+    for (int64_t v = 0; v < vectors; ++v) store(o + v * lanes, sum[v]);
 }
 template <class T>
 void add_values(const float* p, Rows<const T> v_KD, int64_t keys, float shrink, int64_t D, float* o) {
@@ -73,12 +72,12 @@ float softmax(float* score, Range seen, const Partial& row) {
     f32x16 highest(*row.max);
     for (int64_t k = 0; k < tile; ++k)
         if (k < seen.begin || k >= seen.end) score[k] = -INFINITY;
-    for (int64_t k = 0; k < tile; k += lanes) highest = simd::max(highest, simd::load(score + k, simd::Full{}));
+    for (int64_t k = 0; k < tile; k += lanes) highest = simd::max(highest, load(score + k));
     const float now = simd::max(highest);
     f32x16 sum(0.0f);
     for (int64_t k = 0; k < tile; k += lanes) {
-        const f32x16 p = exp_or_zero(simd::load(score + k, simd::Full{}) - now);
-        simd::store(score + k, p, simd::Full{});
+        const f32x16 p = exp_or_zero(load(score + k) - now);
+        store(score + k, p);
         sum += p;
     }
     const float shrink = exp_or_zero(f32x16(*row.max - now)).part[0][0];
@@ -141,17 +140,17 @@ private:
     void start(int64_t b, int64_t h, int64_t i, const Partial& row) const {
         const T* q = a_.q_NHD.as<T>() + b * a_.q_batch_stride + i * a_.q_stride + h * a_.D;
         simd::for_groups(a_.D, [&](int64_t d, auto width) TRIFOLD_BODY {
-            simd::store(row.q_D + d, simd::load(q + d, width) * a_.scale, simd::Full{});
+            store(row.q_D + d, simd::load(q + d, width) * a_.scale);
         });
         std::fill(row.o_D, row.o_D + Dp_, 0.0f);
-        *row.max = lowest;
+        *row.max = lowest_score;
         *row.sum = 0.0f;
     }
 
     // The first part's sums become those of all parts.
     void merge(int64_t b, int64_t h, int64_t i) const {
         const Partial total = partial(b, h, i, 0);
-        float highest = lowest, sum = 0.0f;
+        float highest = lowest_score, sum = 0.0f;
         for (int64_t part = 0; part < parts(); ++part) highest = std::max(highest, *partial(b, h, i, part).max);
         for (int64_t part = 0; part < parts(); ++part) {
             const Partial row = partial(b, h, i, part);

@@ -1,11 +1,11 @@
 // kernels/cpu/attention_forward.cpp   o = softmax(scale * q k^T + mask) v in the flash form (Dao, arXiv 2307.08691).
 //
 // Work item   up to 4 tiles of 64 queries of one head, which share each key tile while it is in the cache.
-// One step    S[key][query] = K Q^T; the running maximum and sum of each query are updated and S becomes P = exp(S - maximum);
-//             O[query] = O * exp(old maximum - new maximum) + P^T V.
+// One step    S = K Q^T; the running maximum and sum of each query follow; P = exp(S - maximum);
+//             O = O * exp(old maximum - new maximum) + P^T V.
 // Memory      fp32 scratch per thread, no [T, T] array. Key tiles that none of the queries sees are never read.
 // Numerics    fp32 scores, statistics and sums; key tiles in ascending order.
-// Saves       lse = maximum + log(sum), which is all that the backward pass needs to redo P.
+// Saves       lse = maximum + log(sum), all that the backward pass needs to make P again.
 #include "kernels/cpu/attention_decode.h"
 #include "kernels/cpu/attention_tiles.h"
 
@@ -14,8 +14,6 @@ namespace cpu::attention {
 namespace {
 
 constexpr int64_t tiles_per_item = 4;
-// Below any score; far enough from -infinity that differences of two such values are numbers.
-constexpr float lowest = -FLT_MAX / 2;
 
 struct QueryTile {
     float *q_DQ, *o_QD, *max_Q, *sum_Q;
@@ -29,11 +27,16 @@ struct Scratch {
 
     Scratch(float* base, int64_t Dp) {
         Cutter cut(base);
-        for (QueryTile& t : tiles) t.q_DQ = cut.floats(tile * Dp), t.o_QD = cut.floats(tile * Dp), t.max_Q = cut.floats(tile), t.sum_Q = cut.floats(tile);
+        for (QueryTile& t : tiles) {
+            t.q_DQ = cut.floats(tile * Dp), t.o_QD = cut.floats(tile * Dp);
+            t.max_Q = cut.floats(tile), t.sum_Q = cut.floats(tile);
+        }
         k_KD = cut.floats(tile * Dp), v_KD = cut.floats(tile * Dp);
         s_KQ = cut.floats(tile * tile), shrink_Q = cut.floats(tile);
     }
-    static int64_t bytes(int64_t Dp) { return 4 * (tiles_per_item * (2 * tile * Dp + 2 * tile) + 2 * tile * Dp + tile * tile + tile); }
+    static int64_t bytes(int64_t Dp) {
+        return 4 * (tiles_per_item * 2 * tile * (Dp + 1) + 2 * tile * Dp + tile * (tile + 1));
+    }
 };
 
 struct Item {
@@ -45,7 +48,7 @@ template <class T>
 class Forward {
 public:
     Forward(const AttentionForward& args, float* scratch)
-        : a_(args), Dp_(round_up(args.D, lanes)), s_(scratch, Dp_), q_(a_.q_NHD.as<T>()), k_(a_.k_NKD.as<T>()), v_(a_.v_NKD.as<T>()) {}
+        : a_(args), Dp_(round_up(args.D, lanes)), s_(scratch, Dp_) {}
 
     void run(const Item& item) {
         const int64_t n = ceil_div(item.queries.size(), tile);
@@ -54,41 +57,60 @@ public:
             start(item, item.queries.begin + t * tile, s_.tiles[t]);
             keys = keys.with(s_.tiles[t].limits.all);
         }
-        const int64_t from = item.b * a_.kv_batch_stride + item.h / (a_.H / a_.K) * a_.D;
+        const int64_t head = item.b * a_.kv_batch_stride + item.h / (a_.H / a_.K) * a_.D;
+        const Rows<T> k{a_.k_NKD.as<T>() + head, a_.kv_stride}, v{a_.v_NKD.as<T>() + head, a_.kv_stride};
         for (int64_t key = keys.begin / tile * tile; key < keys.end; key += tile) {
-            const int64_t count = std::min(tile, keys.end - key);
-            load_rows<T>({k_ + from + key * a_.kv_stride, a_.kv_stride}, count, a_.D, {s_.k_KD, Dp_});
-            load_rows<T>({v_ + from + key * a_.kv_stride, a_.kv_stride}, count, a_.D, {s_.v_KD, Dp_});
+            const int64_t next = key + tile, count = std::min(tile, keys.end - key);
+            load_rows(k.at(key), count, a_.D, {s_.k_KD, Dp_});
+            load_rows(v.at(key), count, a_.D, {s_.v_KD, Dp_});
+            ahead_.add(v.at(next), std::min(tile, keys.end - next), a_.D);
+            ahead_.add(k.at(next), std::min(tile, keys.end - next), a_.D);
             for (int64_t t = 0; t < n; ++t) step(s_.tiles[t], key);
         }
         for (int64_t t = 0; t < n; ++t) finish(item, s_.tiles[t]);
     }
 
 private:
+    Rows<T> o(const Item& item, int64_t query) const {
+        return {a_.o_NHD.as<T>() + ((item.b * a_.Tq + query) * a_.H + item.h) * a_.D, a_.H * a_.D};
+    }
+
     void start(const Item& item, int64_t query, QueryTile& t) {
         const int64_t queries = std::min(tile, item.queries.end - query);
         const int32_t* doc_start = a_.doc_start_N ? a_.doc_start_N.as<int32_t>() + item.b * a_.Tq : nullptr;
         t.query = query;
         t.limits = limits_of({a_.q_offset, a_.window, a_.Tk, doc_start}, query, queries);
-        const T* q = q_ + item.b * a_.q_batch_stride + query * a_.q_stride + item.h * a_.D;
-        load_rows<T>({q, a_.q_stride}, queries, a_.D, {t.o_QD, Dp_});
+        T* q = a_.q_NHD.as<T>() + item.b * a_.q_batch_stride + query * a_.q_stride + item.h * a_.D;
+        load_rows(Rows<T>{q, a_.q_stride}, queries, a_.D, {t.o_QD, Dp_});
         transpose({t.o_QD, Dp_}, queries, a_.D, a_.scale, t.q_DQ);
         std::fill(t.o_QD, t.o_QD + tile * Dp_, 0.0f);
-        std::fill(t.max_Q, t.max_Q + tile, lowest);
+        std::fill(t.max_Q, t.max_Q + tile, lowest_score);
         std::fill(t.sum_Q, t.sum_Q + tile, 0.0f);
+        ahead_.add(o(item, query), queries, a_.D);
     }
 
     void step(QueryTile& t, int64_t key) {
         if (t.limits.all.within({key, key + tile}).empty()) return;
         const Visible visible = visible_cells(t.limits, key);
         for_runs(visible.vectors_of, [&](int64_t row, int64_t rows, Range q) {
-            multiply<Start::zero>({.a = {s_.k_KD + row * Dp_, Dp_, 1}, .b = {t.q_DQ + q.begin, tile},
-                                   .c = {s_.s_KQ + row * tile + q.begin, tile}, .rows = rows, .vectors = q.size() / lanes, .depth = a_.D});
+            ahead_.fetch_some();
+            multiply<Start::zero>({.a = {s_.k_KD + row * Dp_, Dp_, 1},
+                                   .b = {t.q_DQ + q.begin, tile},
+                                   .c = {s_.s_KQ + row * tile + q.begin, tile},
+                                   .rows = rows,
+                                   .vectors = q.size() / lanes,
+                                   .depth = a_.D});
         });
-        for (int64_t v = 0; v < tile / lanes; ++v) visible.whole ? softmax<true>(t, visible, v) : softmax<false>(t, visible, v);
+        for (int64_t v = 0; v < tile / lanes; ++v)
+            visible.whole ? softmax<true>(t, visible, v) : softmax<false>(t, visible, v);
         for_runs(visible.keys_of, [&](int64_t row, int64_t rows, Range k) {
-            multiply<Start::scale>({.a = {s_.s_KQ + row + k.begin * tile, 1, tile}, .b = {s_.v_KD + k.begin * Dp_, Dp_},
-                                    .c = {t.o_QD + row * Dp_, Dp_}, .rows = rows, .vectors = Dp_ / lanes, .depth = k.size(),
+            ahead_.fetch_some();
+            multiply<Start::scale>({.a = {s_.s_KQ + k.begin * tile + row, 1, tile},
+                                    .b = {s_.v_KD + k.begin * Dp_, Dp_},
+                                    .c = {t.o_QD + row * Dp_, Dp_},
+                                    .rows = rows,
+                                    .vectors = Dp_ / lanes,
+                                    .depth = k.size(),
                                     .factor = s_.shrink_Q + row});
         });
     }
@@ -98,36 +120,35 @@ private:
     void softmax(QueryTile& t, const Visible& visible, int64_t v) {
         const Range keys = visible.keys_of_vector(v);
         const LaneLimits limits(t.limits, v);
-        float* s = s_.s_KQ + v * lanes;
-        const f32x16 old = simd::load(t.max_Q + v * lanes, simd::Full{});
+        float *s = s_.s_KQ + v * lanes, *max = t.max_Q + v * lanes, *sum = t.sum_Q + v * lanes;
+        const f32x16 old = load(max);
         f32x16 highest[cell] = {old, old, old, old};
         for (int64_t k = keys.begin; k < keys.end; k += cell)
             for (int64_t i = 0; i < cell; ++i) {
-                f32x16 score = simd::load(s + (k + i) * tile, simd::Full{});
+                f32x16 score = load(s + (k + i) * tile);
                 if constexpr (!whole) {
                     score = simd::select(limits.see(visible.key + k + i), score, f32x16(-INFINITY));
-                    simd::store(s + (k + i) * tile, score, simd::Full{});
+                    store(s + (k + i) * tile, score);
                 }
                 highest[i] = simd::max(highest[i], score);
             }
         const f32x16 now = simd::max(simd::max(highest[0], highest[1]), simd::max(highest[2], highest[3]));
         const f32x16 shrink = exp_or_zero(old - now);
-        f32x16 sum = simd::load(t.sum_Q + v * lanes, simd::Full{}) * shrink;
+        f32x16 total = load(sum) * shrink;
         for (int64_t k = keys.begin; k < keys.end; ++k) {
-            const f32x16 p = exp_or_zero(simd::load(s + k * tile, simd::Full{}) - now);
-            simd::store(s + k * tile, p, simd::Full{});
-            sum += p;
+            const f32x16 p = exp_or_zero(load(s + k * tile) - now);
+            store(s + k * tile, p);
+            total += p;
         }
-        simd::store(t.max_Q + v * lanes, now, simd::Full{});
-        simd::store(t.sum_Q + v * lanes, sum, simd::Full{});
-        simd::store(s_.shrink_Q + v * lanes, shrink, simd::Full{});
+        store(max, now);
+        store(sum, total);
+        store(s_.shrink_Q + v * lanes, shrink);
     }
 
     void finish(const Item& item, const QueryTile& t) {
-        T* o = a_.o_NHD.as<T>() + ((item.b * a_.Tq + t.query) * a_.H + item.h) * a_.D;
         float* lse = a_.lse_BHT ? a_.lse_BHT.as<float>() + (item.b * a_.H + item.h) * a_.Tq + t.query : nullptr;
         for (int64_t i = 0; i < t.limits.queries; ++i) {
-            store_row(t.o_QD + i * Dp_, 1.0f / t.sum_Q[i], a_.D, o + i * a_.H * a_.D);
+            store_row(t.o_QD + i * Dp_, 1.0f / t.sum_Q[i], a_.D, o(item, t.query)[i]);
             if (lse) lse[i] = t.max_Q[i] + std::log(t.sum_Q[i]);
         }
     }
@@ -135,7 +156,7 @@ private:
     const AttentionForward& a_;
     int64_t Dp_;
     Scratch s_;
-    const T *q_, *k_, *v_;
+    Ahead ahead_;
 };
 
 template <class T>
@@ -164,17 +185,19 @@ void forward(const AttentionForward& a) {
 void cpu::attention_forward(const AttentionForward& a) {
     TRIFOLD_ASSERT(a.H % a.K == 0 && a.q_offset + a.Tq <= a.Tk);
     if (a.B * a.Tq * a.H * a.D == 0) return;
-    const bool decode = a.Tq <= cpu::attention::decode_queries;
+    const bool decode = a.Tq <= attention::decode_queries;
     if (a.q_NHD.dtype == DType::bf16) {
-        decode ? cpu::attention::decode<bf16>(a) : cpu::attention::forward<bf16>(a);
+        decode ? attention::decode<bf16>(a) : attention::forward<bf16>(a);
     } else {
-        decode ? cpu::attention::decode<float>(a) : cpu::attention::forward<float>(a);
+        decode ? attention::decode<float>(a) : attention::forward<float>(a);
     }
 }
 
+// Enough for fewer queries and for any number of keys as well.
 int64_t attention_workspace(const AttentionForward& a) {
-    const int64_t tiles = omp_get_max_threads() * cpu::attention::Scratch::bytes(cpu::attention::round_up(a.D, cpu::attention::lanes));
-    return std::max(tiles, cpu::attention::decode_workspace(a));
+    using namespace cpu::attention;
+    const int64_t tiles = omp_get_max_threads() * Scratch::bytes(round_up(a.D, lanes));
+    return std::max(tiles, decode_workspace(a));
 }
 
 }  // namespace trifold

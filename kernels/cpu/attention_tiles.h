@@ -27,6 +27,9 @@ inline constexpr int64_t tile = 64;            // queries or keys of a tile
 inline constexpr int64_t cell = 4;             // invisible parts are skipped in squares of this many queries and keys
 inline constexpr int64_t cells = tile / cell;  // of one edge of a tile
 
+// Starts a running maximum: below any score, but the difference of two such values is a number.
+inline constexpr float lowest_score = -FLT_MAX / 2;
+
 constexpr int64_t ceil_div(int64_t a, int64_t b) { return (a + b - 1) / b; }
 constexpr int64_t round_up(int64_t a, int64_t b) { return ceil_div(a, b) * b; }
 
@@ -43,6 +46,10 @@ struct Range {
     }
     Range within(Range other) const { return {std::max(begin, other.begin), std::min(end, other.end)}; }
 };
+
+// Scratch memory holds whole vectors only.
+TRIFOLD_INLINE f32x16 load(const float* p) { return simd::load(p, simd::Full{}); }
+TRIFOLD_INLINE void store(float* p, const f32x16& v) { simd::store(p, v, simd::Full{}); }
 
 // ---------------------------------------------------------------- products
 
@@ -92,14 +99,14 @@ TRIFOLD_INLINE void multiply_block(const Product& p, int64_t row, int64_t vector
     for (int64_t r = 0; r < rows; ++r)
         for (int64_t v = 0; v < vectors; ++v) {
             if constexpr (start == Start::zero) sum[r][v] = f32x16(0.0f);
-            if constexpr (start != Start::zero) sum[r][v] = simd::load(c[r] + v * lanes, simd::Full{});
+            if constexpr (start != Start::zero) sum[r][v] = load(c[r] + v * lanes);
             if constexpr (start == Start::scale) sum[r][v] = sum[r][v] * p.factor[row + r];
         }
     const float *a = p.a.at(row, 0).data, *b = p.b.data + vector * lanes;
     const int64_t row_stride = p.a.row_stride, k_stride = p.a.k_stride, b_stride = p.b.stride;
     for (int64_t k = p.depth; k > 0; --k) {
         f32x16 b_k[vectors];
-        for (int64_t v = 0; v < vectors; ++v) b_k[v] = simd::load(b + v * lanes, simd::Full{});
+        for (int64_t v = 0; v < vectors; ++v) b_k[v] = load(b + v * lanes);
         for (int64_t r = 0; r < rows; ++r) {
             const f32x16 spread(a[r * row_stride]);
             for (int64_t v = 0; v < vectors; ++v) sum[r][v] = spread * b_k[v] + sum[r][v];
@@ -108,7 +115,7 @@ TRIFOLD_INLINE void multiply_block(const Product& p, int64_t row, int64_t vector
         b += b_stride;
     }
     for (int64_t r = 0; r < rows; ++r)
-        for (int64_t v = 0; v < vectors; ++v) simd::store(c[r] + v * lanes, sum[r][v], simd::Full{});
+        for (int64_t v = 0; v < vectors; ++v) store(c[r] + v * lanes, sum[r][v]);
 }
 
 template <Start start, int64_t vectors>
@@ -233,10 +240,10 @@ struct LaneLimits {
 
 // fp32 copy of `rows` rows of D elements, padded with zeros to whole cells and whole vectors.
 template <class T>
-void load_rows(Rows<const T> from, int64_t rows, int64_t D, Rows<float> to) {
+void load_rows(Rows<T> from, int64_t rows, int64_t D, Rows<float> to) {
     for (int64_t r = 0; r < rows; ++r)
         simd::for_groups(D, [&](int64_t i, auto width) TRIFOLD_BODY {
-            simd::store(to[r] + i, simd::load(from[r] + i, width), simd::Full{});
+            store(to[r] + i, simd::load(from[r] + i, width));
         });
     for (int64_t r = rows; r < round_up(rows, cell); ++r) std::fill(to[r], to[r] + to.stride, 0.0f);
 }
@@ -245,7 +252,7 @@ void load_rows(Rows<const T> from, int64_t rows, int64_t D, Rows<float> to) {
 template <class T>
 TRIFOLD_INLINE void store_row(const float* from, float factor, int64_t D, T* to) {
     simd::for_groups(D, [&](int64_t i, auto width) TRIFOLD_BODY {
-        simd::store(to + i, simd::load(from + i, simd::Full{}) * factor, width);
+        simd::store(to + i, load(from + i) * factor, width);
     });
 }
 
@@ -279,6 +286,35 @@ inline void transpose(Rows<const float> from, int64_t queries, int64_t D, float 
             for (int r = 0; r < w; ++r) std::memcpy(to + (d + r) * tile + q, &rows[r], sizeof rows[r]);
         }
 }
+
+// Memory that is needed soon: inputs of the next step, and outputs, which are slow to write unless their lines are already
+// here. All of these are short pieces of long rows, which no hardware foresees. A few rows are fetched between products.
+class Ahead {
+public:
+    template <class T>
+    void add(Rows<T> rows, int64_t count, int64_t D) {
+        if (blocks_ == most || count <= 0) return;
+        constexpr int64_t size = sizeof(T);
+        block_[blocks_++] = {reinterpret_cast<const char*>(rows.data), rows.stride * size, D * size, count};
+    }
+    void fetch_some() {
+        for (int n = 0; n < 16 && blocks_ > 0; ++n) {
+            Block& b = block_[blocks_ - 1];
+            for (int64_t i = 0; i < b.bytes; i += 64) __builtin_prefetch(b.next + i, 0, 2);
+            b.next += b.stride;
+            if (--b.rows == 0) --blocks_;
+        }
+    }
+
+private:
+    static constexpr int most = 16;  // what does not fit is not fetched ahead
+    struct Block {
+        const char* next;
+        int64_t stride, bytes, rows;
+    };
+    Block block_[most];
+    int blocks_ = 0;
+};
 
 // ---------------------------------------------------------------- exponential, threads
 

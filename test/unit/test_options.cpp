@@ -158,8 +158,8 @@ TEST_CASE("unknown names are refused with a suggestion") {
 }
 
 TEST_CASE("documented names of later versions are not called unknown") {
-    for (const char* name : {"model.moe.experts", "mesh.schedule", "overlap.tp", "resilience.restarts", "run.comm",
-                             "debug.inject", "inject", "launch.store"})
+    for (const char* name :
+         {"model.moe.experts", "mesh.schedule", "overlap.tp", "resilience.restarts", "run.comm", "gpu", "launch.store"})
         CHECK(refusal_of({std::string("--") + name + "=1"}) ==
               std::string("--") + name + " is not available in this build yet");
     CHECK(contains(refusal_of_json(R"({"model": {"moe": {"experts": 8}}})"),
@@ -194,6 +194,19 @@ TEST_CASE("values of a wrong type or outside the range are refused") {
     CHECK(contains(refusal_of_json(R"({"optim": 3})"), "must be an object"));
     CHECK(contains(refusal_of({"--run.dir=\xff"}), "must be valid UTF-8"));
     CHECK(config_from_json(R"({"train": {"steps": 1e6, "seed": 7.0}})", "a").train.steps == 1000000);
+}
+
+TEST_CASE("planted faults") {
+    const Config c = parse_config({"--inject", "step=3,kind=nan"});
+    CHECK(c.debug.inject.kind == InjectKind::nan);
+    CHECK(c.debug.inject.step == 3);
+    CHECK(config_from_json(to_json(c), "a").debug.inject.step == 3);
+    CHECK(config_from_json(to_json(Config{}), "a").debug.inject.kind == InjectKind::none);
+    for (const char* bad :
+         {"kind=nan", "step=3", "kind=nan,step=0", "kind=nan,step=-1", "kind=nan,step=x", "kind=rain,step=1", "nan"}) {
+        INFO(bad);
+        CHECK(contains(refusal_of({std::string("--debug.inject=") + bad}), "--debug.inject "));
+    }
 }
 
 TEST_CASE("broken JSON is refused with its place") {

@@ -7,6 +7,7 @@
 #include <sys/resource.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <cmath>
 #include <cstdlib>
 #include <cstring>
@@ -15,7 +16,6 @@
 #include <limits>
 #include <map>
 #include <nlohmann/json.hpp>
-#include <regex>
 #include <sstream>
 #include <string>
 #include <thread>
@@ -222,7 +222,10 @@ TEST_CASE("events.jsonl has a time, a kind and typed fields", "[telemetry]") {
     const auto lines = lines_of(s.events());
     REQUIRE(lines.size() == 2);
     const Json e = Json::parse(lines[0]);
-    CHECK(std::regex_match(e["time"].get<std::string>(), std::regex(R"(\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d\.\d{3}Z)")));
+    std::string time = e["time"];  // 2024-06-13T17:05:02.123Z
+    std::replace_if(
+        time.begin(), time.end(), [](char c) { return c >= '0' && c <= '9'; }, '0');
+    CHECK(time == "0000-00-00T00:00:00.000Z");
     CHECK(e["kind"] == "checkpoint");
     CHECK(e["step"].is_number_integer());
     CHECK(e["path"] == "a\xef\xbf\xbd\"b");  // bytes that are no UTF-8 become U+FFFD
@@ -318,7 +321,7 @@ TEST_CASE("on a terminal the last line is a progress bar", "[telemetry]") {
     const std::string text = s.out.text();
     const std::string erase = "\r\x1b[2K", bar = text.substr(0, text.rfind(erase));
     CHECK(text.ends_with(erase));  // nothing of the bar stays
-    CHECK(std::regex_search(bar, std::regex(R"(\[#+\.+\]  50%   50/100  25 s left$)")));
+    CHECK(bar.ends_with(".]  50%   50/100  25 s left"));
     CHECK(count(bar, "[#") == 1);  // at 1 % there is nothing to fill yet
     CHECK(bar.size() - bar.rfind(erase) < 80 + erase.size());
 }

@@ -1,0 +1,98 @@
+// commands/eval.cpp   trifold eval: the mean loss of a model over a token file, once through (or data.eval_batches batches).
+#include <fmt/format.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <cmath>
+#include <nlohmann/json.hpp>
+#include <optional>
+
+#include "commands/commands.h"
+#include "commands/inference.h"
+#include "data/loader.h"
+#include "data/tokenizer.h"
+#include "model/stage.h"
+
+namespace trifold {
+namespace {
+
+struct Evaluation {
+    double loss_sum = 0;
+    int64_t tokens = 0;
+};
+
+LoaderOptions evaluation_data(const Config& c) {
+    const bool isolated = c.data.documents == Documents::isolated;
+    return {.name = "data.val", .seq = c.train.seq, .micro_batch = c.train.micro_batch, .global_batch = c.train.micro_batch, .seed = c.train.seed,
+            .vocab = c.model.vocab, .shuffle = Shuffle::off, .documents = c.data.documents,
+            .end_of_document = isolated ? Tokenizer::load(c.data.tokenizer).end_of_document() : -1,
+            .mask_prompt = c.data.mask_prompt ? PromptMask::on : PromptMask::off};
+}
+
+// Samples beyond the end of the data (the last micro-batch wraps to its beginning) do not count.
+void drop_samples_from(MicroBatch& micro, int64_t count) {
+    for (int64_t i = std::max<int64_t>(count, 0) * micro.seq; i < micro.sequences * micro.seq; ++i) {
+        micro.valid -= micro.targets[static_cast<size_t>(i)] >= 0;
+        micro.targets[static_cast<size_t>(i)] = -1;
+    }
+}
+
+Evaluation evaluate(const Stage& stage, Stream& compute, Loader& data, int64_t samples) {
+    Evaluation e;
+    const bool terminal = isatty(STDERR_FILENO);
+    stage.reset_loss(compute);
+    for (int64_t seen = 0; seen < samples;) {
+        GlobalBatch batch = data.next();
+        for (MicroBatch& micro : batch.micro) {
+            drop_samples_from(micro, samples - seen);
+            stage.forward(compute, {micro.tokens.data(), micro.targets.data(), micro.positions.data(),
+                                    micro.doc_start.empty() ? nullptr : micro.doc_start.data()});
+            stage.loss(compute);
+            e.tokens += micro.valid;
+            seen += micro.sequences;
+        }
+        e.loss_sum = stage.loss_sum(compute);  // waits, so the batch may go
+        if (terminal) fmt::print(stderr, "\r{} of {} sequences ", std::min(seen, samples), samples);
+    }
+    if (terminal) fmt::print(stderr, "\r\033[K");
+    return e;
+}
+
+}  // namespace
+
+int eval_command(int argc, char** argv) {
+    const std::vector<std::string> args(argv + 1, argv + argc);
+    std::string checkpoint;
+    bool json = false;
+    const std::vector<CommandFlag> flags = {{"json", "", "print one JSON object", &json}};
+    if (wants_help(args)) {
+        auto list = flags;
+        list.push_back({"checkpoint", "PATH", "a step, a folder of checkpoints, or a run directory", &checkpoint});
+        fmt::print("trifold eval --checkpoint PATH | --init.from FOLDER   --data.val=FILE [options]\n\n"
+                   "Goes once through data.val, or through data.eval_batches micro-batches when that is given.\n\n{}", help_text(list));
+        return 0;
+    }
+    const Config config = inference_config(args, flags, checkpoint);
+    if (config.data.val.empty()) throw Problem(Exit::usage, "eval needs --data.val=FILE: the tokens to compute the loss of");
+    Loader data(config.data.val, evaluation_data(config));
+    int64_t samples = data.samples_per_epoch();
+    const auto given = config.origin.find("data.eval_batches");
+    if (given != config.origin.end() && given->second == "flag") samples = std::min(samples, config.data.eval_batches * config.train.micro_batch);
+
+    std::optional<Stage> stage;
+    InferenceModel model(config, checkpoint, [&](const ParameterTable& table, const Tensor& weight, Arena& arena) {
+        stage.emplace(config.model, table, FlatBuffers{weight, {}}, config.train.dtype, config.train.micro_batch, config.train.seq, Recompute::none,
+                      Passes::forward_only, config.data.documents == Documents::isolated, arena);
+    });
+    stage->fill_constants();
+    const Evaluation e = evaluate(*stage, model.compute(), data, samples);
+    const double loss = e.loss_sum / static_cast<double>(std::max<int64_t>(e.tokens, 1));
+    if (json) {
+        fmt::print("{}\n", nlohmann::json{{"loss", loss}, {"tokens", e.tokens}, {"perplexity", std::exp(loss)}}.dump());
+    } else {
+        fmt::print("loss {:.5f} nats per token, perplexity {:.3f}, over {} tokens\n", loss, std::exp(loss), e.tokens);
+    }
+    return 0;
+}
+
+}  // namespace trifold
