@@ -7,6 +7,7 @@
 #include <mutex>
 #include <system_error>
 #include <thread>
+#include <utility>
 #include <vector>
 
 namespace trifold {
@@ -20,8 +21,7 @@ using ProgressCallback = std::function<void(const Progress&)>;
 
 class ProgressCounter {
 public:
-    ProgressCounter(const char* what, int64_t total, const ProgressCallback& callback)
-        : progress_{what, 0, total}, callback_(callback) {}
+    ProgressCounter(const char* what, int64_t total, ProgressCallback callback) : progress_{what, 0, total}, callback_(std::move(callback)) {}
     void add(int64_t bytes) {
         const std::lock_guard lock(mutex_);
         progress_.done += bytes;
@@ -31,7 +31,7 @@ public:
 private:
     std::mutex mutex_;
     Progress progress_;
-    const ProgressCallback& callback_;
+    ProgressCallback callback_;
 };
 
 // Calls job(0) ... job(count - 1), at most `threads` at a time (the caller's thread included), each taking the next free

@@ -124,7 +124,7 @@ struct TokenizeCommand {
         app.add_option("--out", options.prefix, "Output PREFIX.bin (and .idx, .mask); with --val PREFIX_train.bin and PREFIX_val.bin")->type_name("PREFIX")->required();
         add_format(app, options.format, "Format of the output: one .bin as in llm.c, or Megatron's .bin and .idx")->default_str("llmc");
         app.add_option("--val", options.validation, "Validation part: a share below 1, or bytes of text. The end of a text file that is alone or has 1 MiB, "
-                       "else whole documents, evenly spread")->type_name("SHARE")->check(CLI::NonNegativeNumber.description(""));
+                       "else whole documents, evenly spread")->type_name("SHARE");
         add_choice<TextKind>(app, "--input-format", options.kind, {{"auto", TextKind::by_name}, {"text", TextKind::text}, {"jsonl", TextKind::jsonl}},
                              "What the inputs are; auto goes by their names")->default_str("auto");
         app.add_option("--text-key", options.text_key, "JSONL: the key of the text (\"prompt\" with \"completion\", and \"messages\", need none)")->type_name("KEY")->capture_default_str();

@@ -15,7 +15,6 @@ ModelConfig read_model_of(const std::string& path) {
 Config inference_config(const std::vector<std::string>& args, std::vector<CommandFlag> flags, std::string& checkpoint) {
     flags.push_back({"checkpoint", "PATH", "a step, a folder of checkpoints, or a run directory (its newest verified one)", &checkpoint});
     const auto parse = [&](const Config& base) {
-        std::vector<std::string> none;
         return parse_config(args, {.base = base, .read_model = read_model_of, .flags = flags, .positional = nullptr});
     };
     Config config = parse({});
@@ -25,7 +24,9 @@ Config inference_config(const std::vector<std::string>& args, std::vector<Comman
         const FoundCheckpoint found = open_checkpoint(checkpoint);
         checkpoint = found.path;  // the verified one
         const std::string given = checkpoint;
-        config = parse(config_from_json(found.state.config_json, given));
+        Config trained_with = config_from_json(found.state.config_json, given);
+        trained_with.run.threads = 0;  // those of this machine
+        config = parse(trained_with);
         checkpoint = given;
         const ModelConfig trained = model_of(found);
         resolve(config);

@@ -35,7 +35,7 @@ struct ConvertOptions {
     TokenFormat format = TokenFormat::llmc;
     // Ends documents of an llm.c input; is appended to documents of a Megatron input that do not end with it. Not given: the id
     // that inspect finds.
-    std::optional<int32_t> end_of_document;
+    std::optional<int32_t> end_of_document{};
     int64_t vocab = 0;                  // chooses the output's type; 0: the largest id that occurs, plus 1
     int64_t shard_tokens = LlmcHeader::max_tokens;
 };

@@ -189,7 +189,8 @@ void write(const Encoded& encoded, TokenWriter& writer) {
 double validation_share(const TokenizeOptions& options, int64_t total_bytes) {
     const double wanted = options.validation;
     const double share = wanted < 1 ? wanted : wanted / static_cast<double>(std::max<int64_t>(total_bytes, 1));
-    if (!(share >= 0) || share >= 1) {
+    if (!(share >= 0)) throw Problem(Exit::usage, fmt::format("--val {} is neither a share of the text nor a number of bytes", wanted));
+    if (share >= 1) {
         throw Problem(Exit::usage, fmt::format("--val {} of {} bytes of text leaves nothing to train on: give a share below 1, or fewer bytes", wanted,
                                                with_commas(total_bytes)));
     }

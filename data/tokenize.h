@@ -17,11 +17,11 @@
 namespace trifold {
 
 struct TokenizeOptions {
-    std::vector<std::string> inputs;
+    std::vector<std::string> inputs{};
     TextKind kind = TextKind::by_name;
     std::string tokenizer = "bytes";
-    std::string end_of_document;         // a token; empty: the tokenizer's own
-    std::string prefix;                  // PREFIX.bin ..., or PREFIX_train.bin and PREFIX_val.bin with a validation part
+    std::string end_of_document{};       // a token; empty: the tokenizer's own
+    std::string prefix{};                // PREFIX.bin ..., or PREFIX_train.bin and PREFIX_val.bin with a validation part
     TokenFormat format = TokenFormat::llmc;
     double validation = 0;               // below 1: share of the text; from 1 on: bytes of the text; 0: no validation part
     SpecialText special = SpecialText::match;

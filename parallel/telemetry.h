@@ -7,8 +7,7 @@
 //
 // Nothing here throws or stops training after construction (append_file.h says what a full disk does).
 //
-// Resume       The lines of metrics.jsonl from the first one that is newer than the resumed step on are moved to the
-// end of
+// Resume       The lines of metrics.jsonl from the first one newer than the resumed step on are moved to the end of
 //              metrics.superseded.jsonl, which an event notes: metrics.jsonl then has each step once, and what led to a
 //              roll-back can still be looked at. TensorBoard is told to drop the same steps.
 #pragma once

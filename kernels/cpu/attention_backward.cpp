@@ -47,6 +47,7 @@ public:
         : a_(args), Dp_(round_up(args.D, lanes)), s_(scratch, args.T, Dp_) {}
 
     void run(const Part& part) {
+        ahead_.clear();
         start_keys(part);
         for (int64_t h = part.heads.begin; h < part.heads.end; ++h)
             for (int64_t query = part.queries.begin; query < part.queries.end; query += tile) run(part, h, query);

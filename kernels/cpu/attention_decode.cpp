@@ -16,7 +16,7 @@ constexpr int64_t max_parts = 16, shortest_part = 256;
 // One query of one head within one part: its scaled vector, the unscaled sum of values, the maximum and the sum.
 struct Partial {
     float *q_D, *o_D, *max, *sum;
-    Partial(float* base, int64_t Dp) : q_D(base), o_D(base + Dp), max(base + 2 * Dp), sum(base + 2 * Dp + 1) {}
+    Partial(float* base, int64_t Dp) : q_D(base), o_D(q_D + Dp), max(o_D + Dp), sum(max + 1) {}
     static int64_t floats(int64_t Dp) { return 2 * Dp + lanes; }
 };
 
@@ -31,27 +31,38 @@ TRIFOLD_INLINE Register sums_of_lanes(Register* in, std::integer_sequence<int, i
     return in[0];
 }
 
+// sum[r] = the lanewise products of q and key r, added up; 4 or 8 keys, so that their addresses stay in registers
+template <int keys, class T>
+TRIFOLD_INLINE void add_products(const float* q, const T* const (&key)[keys], int64_t D, Register* sum) {
+    for (int r = 0; r < keys; ++r) sum[r] = Register{};
+    simd::for_groups(D, [&](int64_t d, auto width) TRIFOLD_BODY {
+        const f32x16 q_d = load(q + d);
+        for (int r = 0; r < keys; ++r) {
+            const f32x16 k_d = simd::load(key[r] + d, width);
+            for (int p = 0; p < f32x16::parts; ++p) sum[r] += k_d.part[p] * q_d.part[p];
+        }
+    });
+}
+
 // score[k] = q . key k, for a whole tile; keys from `keys` on repeat the last one.
 template <class T>
-void dot_products(const float* q, Rows<const T> k_KD, int64_t keys, int64_t D, float* score) {
-    constexpr int w = register_lanes;
+void dot_products(const float* q, Rows<T> k_KD, int64_t keys, int64_t D, float* score) {
+    constexpr int w = register_lanes, at_once = std::min(w, 8);
     for (int64_t k = 0; k < keys; k += w) {
-        Register sum[w] = {};
-        simd::for_groups(D, [&](int64_t d, auto width) TRIFOLD_BODY {
-            const f32x16 q_d = load(q + d);
-            for (int r = 0; r < w; ++r) {
-                const f32x16 k_d = simd::load(k_KD[std::min(k + r, keys - 1)] + d, width);
-                for (int p = 0; p < f32x16::parts; ++p) sum[r] += k_d.part[p] * q_d.part[p];
-            }
-        });
+        Register sum[w];
+        for (int r = 0; r < w; r += at_once) {
+            const T* key[at_once];
+            for (int i = 0; i < at_once; ++i) key[i] = k_KD[std::min(k + r + i, keys - 1)];
+            add_products(q, key, D, sum + r);
+        }
         const Register sums = sums_of_lanes(sum, std::make_integer_sequence<int, w>());
-        std::memcpy(score + k, &sums, sizeof sums);
+        store_register(score + k, sums);
     }
 }
 
 // o[d] = o[d] * shrink + sum over k of p[k] * v[k][d], for `vectors` vectors of columns.
 template <int64_t vectors, class T, class Width>
-TRIFOLD_INLINE void add_values(const float* p, Rows<const T> v_KD, int64_t keys, float shrink, float* o, Width width) {
+TRIFOLD_INLINE void add_values(const float* p, Rows<T> v_KD, int64_t keys, float shrink, float* o, Width width) {
     f32x16 sum[vectors];
     for (int64_t v = 0; v < vectors; ++v) sum[v] = load(o + v * lanes) * shrink;
     for (int64_t k = 0; k < keys; ++k)
@@ -59,7 +70,7 @@ TRIFOLD_INLINE void add_values(const float* p, Rows<const T> v_KD, int64_t keys,
     for (int64_t v = 0; v < vectors; ++v) store(o + v * lanes, sum[v]);
 }
 template <class T>
-void add_values(const float* p, Rows<const T> v_KD, int64_t keys, float shrink, int64_t D, float* o) {
+void add_values(const float* p, Rows<T> v_KD, int64_t keys, float shrink, int64_t D, float* o) {
     int64_t d = 0;
     for (; d + 4 * lanes <= D; d += 4 * lanes) add_values<4>(p, v_KD.at(0, d), keys, shrink, o + d, simd::Full{});
     simd::for_groups(D - d, [&](int64_t i, auto width) TRIFOLD_BODY {
@@ -118,23 +129,30 @@ private:
 
     void attend(int64_t b, int64_t kv, int64_t part) const {
         const Limits seen = limits(b);
-        for (int64_t h = kv * group_; h < (kv + 1) * group_; ++h)
-            for (int64_t i = 0; i < a_.Tq; ++i) start(b, h, i, partial(b, h, i, part));
+        for_rows(kv, [&](int64_t h, int64_t i) { start(b, h, i, partial(b, h, i, part)); });
         const Range keys = seen.all.within({part * part_, std::min(a_.Tk, (part + 1) * part_)});
-        const int64_t from = b * a_.kv_batch_stride + kv * a_.D;
-        const T *k = a_.k_NKD.as<T>() + from, *v = a_.v_NKD.as<T>() + from;
+        const int64_t head = b * a_.kv_batch_stride + kv * a_.D;
+        const Rows<T> k{a_.k_NKD.as<T>() + head, a_.kv_stride}, v{a_.v_NKD.as<T>() + head, a_.kv_stride};
+        Ahead ahead;
         for (int64_t key = keys.begin / tile * tile; key < keys.end; key += tile) {
-            const int64_t count = std::min(tile, keys.end - key);
-            const Rows<const T> k_KD{k + key * a_.kv_stride, a_.kv_stride}, v_KD{v + key * a_.kv_stride, a_.kv_stride};
-            for (int64_t h = kv * group_; h < (kv + 1) * group_; ++h)
-                for (int64_t i = 0; i < a_.Tq; ++i) {
-                    const Partial row = partial(b, h, i, part);
-                    alignas(64) float p[tile];
-                    dot_products(row.q_D, k_KD, count, a_.D, p);
-                    const float shrink = softmax(p, {seen.first[i] - key, std::min(seen.last[i] + 1 - key, count)}, row);
-                    add_values(p, v_KD, count, shrink, a_.D, row.o_D);
-                }
+            const int64_t count = std::min(tile, keys.end - key), next = key + tile;
+            ahead.add(v.at(next), std::min(tile, keys.end - next), a_.D);
+            ahead.add(k.at(next), std::min(tile, keys.end - next), a_.D);
+            for_rows(kv, [&](int64_t h, int64_t i) {
+                const Partial row = partial(b, h, i, part);
+                alignas(64) float p[tile];
+                ahead.fetch_some();
+                dot_products(row.q_D, k.at(key), count, a_.D, p);
+                const float shrink = softmax(p, {seen.first[i] - key, std::min(seen.last[i] + 1 - key, count)}, row);
+                ahead.fetch_some();
+                add_values(p, v.at(key), count, shrink, a_.D, row.o_D);
+            });
         }
+    }
+    template <class Body>
+    void for_rows(int64_t kv, const Body& body) const {
+        for (int64_t h = kv * group_; h < (kv + 1) * group_; ++h)
+            for (int64_t i = 0; i < a_.Tq; ++i) body(h, i);
     }
 
     void start(int64_t b, int64_t h, int64_t i, const Partial& row) const {

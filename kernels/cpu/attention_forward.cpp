@@ -53,6 +53,7 @@ public:
     void run(const Item& item) {
         const int64_t n = ceil_div(item.queries.size(), tile);
         Range keys;
+        ahead_.clear();
         for (int64_t t = 0; t < n; ++t) {
             start(item, item.queries.begin + t * tile, s_.tiles[t]);
             keys = keys.with(s_.tiles[t].limits.all);

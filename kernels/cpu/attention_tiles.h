@@ -57,12 +57,9 @@ TRIFOLD_INLINE void store(float* p, const f32x16& v) { simd::store(p, v, simd::F
 #if defined(__AVX512F__)
 inline constexpr int64_t most_vectors = 4;
 constexpr int64_t block_rows(int64_t vectors) { return vectors > 2 ? 4 : 8; }
-#elif defined(__AVX2__)
-inline constexpr int64_t most_vectors = 1;
-constexpr int64_t block_rows(int64_t) { return 4; }
 #else
 inline constexpr int64_t most_vectors = 1;
-constexpr int64_t block_rows(int64_t) { return 2; }
+constexpr int64_t block_rows(int64_t) { return 8 / f32x16::parts; }
 #endif
 
 // Element (row, k) is data[row * row_stride + k * k_stride].
@@ -92,30 +89,39 @@ struct Product {
     const float* factor = nullptr;
 };
 
+// In registers, not in f32x16: where that is several registers, compilers keep arrays of it in memory.
+using Register = f32x16::Register;
+inline constexpr int register_lanes = simd::register_bytes / 4;
+
+TRIFOLD_INLINE Register load_register(const float* p) {
+    Register r;
+    std::memcpy(&r, p, sizeof r);
+    return r;
+}
+TRIFOLD_INLINE void store_register(float* p, Register r) { std::memcpy(p, &r, sizeof r); }
+
 template <Start start, int64_t rows, int64_t vectors>
 TRIFOLD_INLINE void multiply_block(const Product& p, int64_t row, int64_t vector) {
+    constexpr int64_t registers = vectors * f32x16::parts, w = register_lanes;
     const Rows<float> c = p.c.at(row, vector * lanes);
-    f32x16 sum[rows][vectors];
+    Register sum[rows][registers];
     for (int64_t r = 0; r < rows; ++r)
-        for (int64_t v = 0; v < vectors; ++v) {
-            if constexpr (start == Start::zero) sum[r][v] = f32x16(0.0f);
-            if constexpr (start != Start::zero) sum[r][v] = load(c[r] + v * lanes);
-            if constexpr (start == Start::scale) sum[r][v] = sum[r][v] * p.factor[row + r];
+        for (int64_t i = 0; i < registers; ++i) {
+            sum[r][i] = start == Start::zero ? Register{} : load_register(c[r] + i * w);
+            if constexpr (start == Start::scale) sum[r][i] *= p.factor[row + r];
         }
     const float *a = p.a.at(row, 0).data, *b = p.b.data + vector * lanes;
     const int64_t row_stride = p.a.row_stride, k_stride = p.a.k_stride, b_stride = p.b.stride;
     for (int64_t k = p.depth; k > 0; --k) {
-        f32x16 b_k[vectors];
-        for (int64_t v = 0; v < vectors; ++v) b_k[v] = load(b + v * lanes);
-        for (int64_t r = 0; r < rows; ++r) {
-            const f32x16 spread(a[r * row_stride]);
-            for (int64_t v = 0; v < vectors; ++v) sum[r][v] = spread * b_k[v] + sum[r][v];
-        }
+        Register b_k[registers];
+        for (int64_t i = 0; i < registers; ++i) b_k[i] = load_register(b + i * w);
+        for (int64_t r = 0; r < rows; ++r)
+            for (int64_t i = 0; i < registers; ++i) sum[r][i] += a[r * row_stride] * b_k[i];
         a += k_stride;
         b += b_stride;
     }
     for (int64_t r = 0; r < rows; ++r)
-        for (int64_t v = 0; v < vectors; ++v) store(c[r] + v * lanes, sum[r][v]);
+        for (int64_t i = 0; i < registers; ++i) store_register(c[r] + i * w, sum[r][i]);
 }
 
 template <Start start, int64_t vectors>
@@ -257,9 +263,6 @@ TRIFOLD_INLINE void store_row(const float* from, float factor, int64_t D, T* to)
 }
 
 // Rows r and r + w/2 interleave into rows 2r and 2r + 1: done log2(w) times, this transposes a w x w matrix of registers.
-using Register = f32x16::Register;
-inline constexpr int register_lanes = simd::register_bytes / 4;
-
 template <int... i>
 TRIFOLD_INLINE void interleave(const Register* in, Register* out, std::integer_sequence<int, i...>) {
     constexpr int w = register_lanes;
@@ -274,16 +277,12 @@ inline void transpose(Rows<const float> from, int64_t queries, int64_t D, float 
     for (int64_t q = 0; q < tile; q += w)
         for (int64_t d = 0; d < D; d += w) {
             Register rows[w], half_way[w];
-            for (int r = 0; r < w; ++r) {
-                rows[r] = Register{};
-                if (q + r < queries) std::memcpy(&rows[r], from[q + r] + d, sizeof rows[r]);
-                rows[r] *= factor;
-            }
+            for (int r = 0; r < w; ++r) rows[r] = q + r < queries ? load_register(from[q + r] + d) * factor : Register{};
             for (int step = 1; step < w; step *= 2) {
                 interleave(rows, half_way, std::make_integer_sequence<int, w>());
                 std::copy(half_way, half_way + w, rows);
             }
-            for (int r = 0; r < w; ++r) std::memcpy(to + (d + r) * tile + q, &rows[r], sizeof rows[r]);
+            for (int r = 0; r < w; ++r) store_register(to + (d + r) * tile + q, rows[r]);
         }
 }
 
@@ -297,6 +296,7 @@ public:
         constexpr int64_t size = sizeof(T);
         block_[blocks_++] = {reinterpret_cast<const char*>(rows.data), rows.stride * size, D * size, count};
     }
+    void clear() { blocks_ = 0; }
     void fetch_some() {
         for (int n = 0; n < 16 && blocks_ > 0; ++n) {
             Block& b = block_[blocks_ - 1];

@@ -1,11 +1,11 @@
 // kernels/cpu/cross_entropy.cpp   Softmax and cross-entropy in one pass over memory.
 //
 // loss = log(sum) - (x_target - r),  dx_v = scale * (e^(x_v - r) / sum - [v == target]),  sum = sum_v e^(x_v - r)
-// Traffic    logits in, dlogits out (evaluation: logits in). The gradient's sweep finds the row in the second-level cache.
-//            Two exponentials per element are cheaper than storing probabilities. In bf16 bound by the exponentials.
-// Numerics   r need not be the maximum, only near it: it starts as x_0 and moves up when a piece of 1024 columns holds an x more
-//            than 20 above it. Everything is relative to r, never to the log-sum: at logits of 10^4 that alone would cost three
-//            digits. A NaN makes the row NaN.
+// Traffic    logits in, dlogits out (evaluation: logits in). The gradient's sweep finds the row in the second-level
+//            cache; two exponentials per element are cheaper than storing probabilities. In bf16 they are the bound.
+// Numerics   r need not be the maximum, only near it: it starts as x_0 and moves up when a piece of 1024 columns holds
+//            an x more than 20 above it. Everything is relative to r, never to the log-sum: at logits of 10^4 that
+//            alone would cost three digits. A NaN makes the row NaN.
 // Padding    columns [V, P) are never read; their gradient is zero.
 #include <cmath>
 #include <limits>
@@ -62,7 +62,8 @@ template <class L, class D>
 void gradient(const L* x, Softmax s, int32_t target, float scale, D* dlogits, int64_t V) {
     const float factor = scale / s.sum;
     const float at_target = static_cast<float>(x[target]) - s.reference;
-    for_groups(V, [&](int64_t i, auto w) TRIFOLD_BODY { store(dlogits + i, exp(load(x + i, w) - s.reference) * factor, w); });
+    for_groups(
+        V, [&](int64_t i, auto w) TRIFOLD_BODY { store(dlogits + i, exp(load(x + i, w) - s.reference) * factor, w); });
     dlogits[target] = D(std::exp(at_target) * factor - scale);
 }
 
@@ -89,10 +90,12 @@ void rows(const CrossEntropy& a) {
 }  // namespace
 
 void cross_entropy(const CrossEntropy& a) {
-    TRIFOLD_ASSERT(a.V > 0 && a.V <= a.P && a.logits_NP.elems >= a.N * a.P && a.loss_N.elems >= a.N && a.target_N.elems >= a.N);
+    TRIFOLD_ASSERT(a.V > 0 && a.V <= a.P && a.logits_NP.elems >= a.N * a.P && a.loss_N.elems >= a.N &&
+                   a.target_N.elems >= a.N);
     TRIFOLD_ASSERT(!a.dlogits_NP || a.dlogits_NP.elems >= a.N * a.P);
     with_act(a.logits_NP.dtype, [&](auto logit) {
-        with_act(a.dlogits_NP ? a.dlogits_NP.dtype : DType::f32, [&](auto dlogit) { rows<decltype(logit), decltype(dlogit)>(a); });
+        with_act(a.dlogits_NP ? a.dlogits_NP.dtype : DType::f32,
+                 [&](auto dlogit) { rows<decltype(logit), decltype(dlogit)>(a); });
     });
 }
 

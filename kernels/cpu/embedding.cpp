@@ -1,10 +1,11 @@
 // kernels/cpu/embedding.cpp   Rows of the token and position tables: gathered in forward, added to in backward.
 //
 // forward    x[n] = wte[token[n]] (+ wpe[position[n]])
-// backward   dwte[token[n]] += dx[n],  dwpe[position[n]] += dx[n]: the tokens are sorted by destination row (stable), then
-//            every row belongs to one thread, which adds its tokens in their order: no atomics, the same for all thread counts
-// Traffic    forward: N rows in and out. backward: N rows of dx and the rows they go to; with `overwrite` the whole table is
-//            written once. The sort moves 4 bytes per token.
+// backward   dwte[token[n]] += dx[n],  dwpe[position[n]] += dx[n]: the tokens are sorted by destination row (stable),
+//            then every row belongs to one thread, which adds its tokens in their order: no atomics, the same for all
+//            thread counts
+// Traffic    forward: N rows in and out. backward: N rows of dx and the rows they go to; with `overwrite` the whole
+//            table is written once. The sort moves 4 bytes per token.
 #include <numeric>
 
 #include "kernels/cpu/parallel.h"
@@ -14,6 +15,12 @@ namespace {
 
 using simd::f32x16;
 
+// Rows of a large table lie anywhere: without this each one begins with a wait for memory.
+template <class T>
+TRIFOLD_INLINE void prefetch(const T* row, int64_t C) {
+    for (int64_t i = 0; i < C; i += 64 / static_cast<int64_t>(sizeof(T))) __builtin_prefetch(row + i);
+}
+
 template <class T>
 void forward(const EmbeddingForward& a) {
     const int64_t C = a.C, V = a.wte_VC.elems / C, positions = a.wpe_TC.elems / C;
@@ -21,6 +28,7 @@ void forward(const EmbeddingForward& a) {
         const int64_t token = a.token_N.as<int32_t>()[n];
         TRIFOLD_ASSERT(token >= 0 && token < V);
         const T* wte = a.wte_VC.as<T>() + token * C;
+        if (n + 1 < a.N) prefetch(a.wte_VC.as<T>() + a.token_N.as<int32_t>()[n + 1] * C, C);
         T* x = a.x_NC.as<T>() + n * C;
         if (!a.wpe_TC) {
             std::copy(wte, wte + C, x);
@@ -29,7 +37,8 @@ void forward(const EmbeddingForward& a) {
         const int64_t position = a.position_N.as<int32_t>()[n];
         TRIFOLD_ASSERT(position >= 0 && position < positions);
         const T* wpe = a.wpe_TC.as<T>() + position * C;
-        simd::for_groups(C, [&](int64_t i, auto w) TRIFOLD_BODY { store(x + i, load(wte + i, w) + load(wpe + i, w), w); });
+        simd::for_groups(C,
+                         [&](int64_t i, auto w) TRIFOLD_BODY { store(x + i, load(wte + i, w) + load(wpe + i, w), w); });
     });
 }
 
@@ -53,8 +62,8 @@ const int32_t* sorted_by_row(const int32_t* row_of, int64_t N, int64_t rows, int
 
 // table[row_of[n]] += dx[n] for all n.
 template <class T>
-void scatter(const int32_t* row_of, int64_t N, const T* dx, float* table, int64_t rows, int64_t C, Accumulate accumulate,
-             int32_t* workspace) {
+void scatter(const int32_t* row_of, int64_t N, const T* dx, float* table, int64_t rows, int64_t C,
+             Accumulate accumulate, int32_t* workspace) {
     const int32_t *order = sorted_by_row(row_of, N, rows, workspace), *end = order + N;
     // Common tokens stand close together: small blocks, and the team takes them as it comes.
     const Blocks blocks{rows, std::clamp<int64_t>(rows / 1024, 1, 16)};
@@ -66,7 +75,8 @@ void scatter(const int32_t* row_of, int64_t N, const T* dx, float* table, int64_
         for (; n != end && row_of[*n] < last; ++n) {
             const T* from = dx + *n * C;
             float* to = table + row_of[*n] * C;
-            simd::for_groups(C, [&](int64_t i, auto w) TRIFOLD_BODY { store(to + i, load(to + i, w) + load(from + i, w), w); });
+            simd::for_groups(
+                C, [&](int64_t i, auto w) TRIFOLD_BODY { store(to + i, load(to + i, w) + load(from + i, w), w); });
         }
     }
 }
@@ -87,7 +97,8 @@ void embedding_backward(const EmbeddingBackward& a) {
         auto* workspace = static_cast<int32_t*>(a.workspace.data);
         scatter(a.token_N.as<int32_t>(), a.N, dx, a.dwte_VC.as<float>(), a.V, a.C, a.accumulate_wte, workspace);
         if (a.dwpe_TC)
-            scatter(a.position_N.as<int32_t>(), a.N, dx, a.dwpe_TC.as<float>(), a.positions, a.C, a.accumulate_wpe, workspace);
+            scatter(a.position_N.as<int32_t>(), a.N, dx, a.dwpe_TC.as<float>(), a.positions, a.C, a.accumulate_wpe,
+                    workspace);
     });
 }
 

@@ -1,4 +1,4 @@
-// kernels/cpu/head_norm.cpp   RMSNorm of every head of q and k ("QK-norm"), in place on rows that are part of a wider matrix.
+// kernels/cpu/head_norm.cpp   RMSNorm of every head of q and k ("QK-norm"), in place in rows of a wider matrix.
 //
 // forward    y = x * rstd * w,  rstd = 1 / sqrt(mean over the head of x^2 + eps)
 // backward   g = dy * w,  h = x * rstd:  dx = rstd * (g - h * mean(g * h)),  dw = sum over rows and heads of dy * h
@@ -22,7 +22,8 @@ float forward_head(T* x, const T* weight, float eps, int64_t D) {
         squares += v * v;
     });
     const float rstd = 1.0f / std::sqrt(sum(squares) / static_cast<float>(D) + eps);
-    for_groups(D, [&](int64_t i, auto w) TRIFOLD_BODY { store(x + i, load(x + i, w) * rstd * load(weight + i, w), w); });
+    for_groups(D,
+               [&](int64_t i, auto w) TRIFOLD_BODY { store(x + i, load(x + i, w) * rstd * load(weight + i, w), w); });
     return rstd;
 }
 
@@ -58,7 +59,8 @@ void backward(const HeadNormBackward& a) {
         T* dx = a.dx_NS.as<T>() + n * a.stride;
         const T* saved = a.saved_NHD.as<T>() + n * a.heads * a.D;
         for (int64_t h = 0; h < a.heads; ++h)
-            backward_head(dx + h * a.D, saved + h * a.D, a.weight_D.as<T>(), a.rstd_NH.as<float>()[n * a.heads + h], dw, a.D);
+            backward_head(dx + h * a.D, saved + h * a.D, a.weight_D.as<T>(), a.rstd_NH.as<float>()[n * a.heads + h], dw,
+                          a.D);
     });
     sums.finish(0, a.D, a.dweight_D.as<float>(), a.accumulate);
 }
@@ -73,7 +75,8 @@ void head_norm_forward(const HeadNormForward& a) {
 
 void head_norm_backward(const HeadNormBackward& a) {
     TRIFOLD_ASSERT(a.N == 0 || a.dx_NS.elems >= (a.N - 1) * a.stride + a.heads * a.D);
-    TRIFOLD_ASSERT(a.saved_NHD.elems >= a.N * a.heads * a.D && a.rstd_NH.elems >= a.N * a.heads && a.dweight_D.elems >= a.D);
+    TRIFOLD_ASSERT(a.saved_NHD.elems >= a.N * a.heads * a.D && a.rstd_NH.elems >= a.N * a.heads &&
+                   a.dweight_D.elems >= a.D);
     with_act(a.dx_NS.dtype, [&](auto type) { backward<decltype(type)>(a); });
 }
 

@@ -1,12 +1,13 @@
 // kernels/cpu/norm.cpp   LayerNorm and RMSNorm with the residual addition before them.
 //
-// forward    s = x (+ delta);  y = (s - mean) * rstd * w (+ b),  rstd = 1 / sqrt(mean((s - mean)^2) + eps);  RMSNorm: mean = 0
+// forward    s = x (+ delta);  y = (s - mean) * rstd * w (+ b),  rstd = 1 / sqrt(mean((s - mean)^2) + eps)
 // backward   g = dy * w,  h = (s - mean) * rstd:  dx = dresidual + rstd * (g - mean(g) - h * mean(g * h)),
-//            dw = sum over rows of dy * h,  db = sum over rows of dy;  RMSNorm: without mean(g)
-// Traffic    forward reads x (and delta), writes y (and s); backward reads dy, s (and dresidual), writes dx: each once. The
-//            second and third sweep over a row find it in the first-level cache. Memory bound.
-// Numerics   fp32 in 16 partial sums per row; the variance is taken around the mean (two sweeps), of s as it was stored.
-//            dw and db are added per block of rows, then in block order: the same for every number of threads.
+//            dw = sum over rows of dy * h,  db = sum over rows of dy
+// RMSNorm    the same without mean and mean(g)
+// Traffic    forward reads x (and delta), writes y (and s); backward reads dy, s (and dresidual), writes dx: each once.
+//            The later sweeps over a row find it in the first-level cache. Memory bound.
+// Numerics   fp32 in 16 partial sums per row; the variance is taken around the mean, of s as it was stored. dw and db
+//            are added per block of rows, then in block order: the same for every number of threads.
 // Saves      mean_N and rstd_N.
 #include <cmath>
 
@@ -18,18 +19,21 @@ namespace {
 using simd::f32x16;
 using simd::for_groups;
 
-// The mean of s = x (+ delta, then s is written). s is rounded to the activation type before anything else uses it.
+template <class T>
+float mean_of(const T* s, int64_t C) {
+    f32x16 total = 0.0f;
+    for_groups(C, [&](int64_t i, auto w) TRIFOLD_BODY { total += load(s + i, w); });
+    return sum(total) / static_cast<float>(C);
+}
+
+// s = x + delta, rounded to the activation type before anything else uses it. Returns its mean.
 template <class T>
 float add_and_mean(const T* x, const T* delta, T* s, int64_t C) {
     f32x16 total = 0.0f;
-    if (delta) {
-        for_groups(C, [&](int64_t i, auto w) TRIFOLD_BODY {
-            store(s + i, load(x + i, w) + load(delta + i, w), w);
-            total += load(s + i, w);
-        });
-    } else {
-        for_groups(C, [&](int64_t i, auto w) TRIFOLD_BODY { total += load(x + i, w); });
-    }
+    for_groups(C, [&](int64_t i, auto w) TRIFOLD_BODY {
+        store(s + i, load(x + i, w) + load(delta + i, w), w);
+        total += load(s + i, w);
+    });
     return sum(total) / static_cast<float>(C);
 }
 
@@ -50,9 +54,8 @@ void scale_row(const T* s, float mean, float rstd, const T* weight, const T* bia
             store(y + i, (load(s + i, w) - mean) * rstd * load(weight + i, w) + load(bias + i, w), w);
         });
     } else {
-        for_groups(C, [&](int64_t i, auto w) TRIFOLD_BODY {
-            store(y + i, (load(s + i, w) - mean) * rstd * load(weight + i, w), w);
-        });
+        for_groups(C, [&](int64_t i, auto w)
+                          TRIFOLD_BODY { store(y + i, (load(s + i, w) - mean) * rstd * load(weight + i, w), w); });
     }
 }
 
@@ -66,9 +69,9 @@ void forward(const NormForward& a) {
     const bool centred = a.kind == NormKind::layernorm;
     parallel_rows(a.N, C, [=](int64_t n) {
         const int64_t row = n * C;
-        const float row_mean = delta ? add_and_mean(x + row, delta + row, total + row, C) : add_and_mean<T>(x + row, nullptr, nullptr, C);
-        const float mean = centred ? row_mean : 0.0f;
         const T* s = (delta ? total : x) + row;
+        float mean = delta ? add_and_mean(x + row, delta + row, total + row, C) : centred ? mean_of(s, C) : 0.0f;
+        if (!centred) mean = 0.0f;
         const float rstd = 1.0f / std::sqrt(mean_square_around(mean, s, C) + eps);
         scale_row(s, mean, rstd, weight, bias, y + row, C);
         if (centred) means[n] = mean;
@@ -114,7 +117,8 @@ void backward(const NormBackward& a) {
     const bool centred = a.kind == NormKind::layernorm;
     const int64_t C = a.C;
     const float *means = a.mean_N.as<float>(), *rstds = a.rstd_N.as<float>();
-    const Row<T> first{a.dy_NC.as<T>(), a.x_NC.as<T>(), a.weight_C.as<T>(), a.dresidual_NC.as<T>(), a.dx_NC.as<T>(), 0, 0, C};
+    const Row<T> first{
+        a.dy_NC.as<T>(), a.x_NC.as<T>(), a.weight_C.as<T>(), a.dresidual_NC.as<T>(), a.dx_NC.as<T>(), 0, 0, C};
     const RowSums sums(a.N, a.dbias_C ? 2 * C : C, a.workspace);
     sums.for_rows([&](int64_t n, float* dw) {
         Row<T> row = first;

@@ -1,10 +1,12 @@
 // kernels/cpu/optimizer.cpp   Gradient norm, clipping, AdamW and LAMB over the flat parameter buffer.
 //
 // Formulas   in kernels/ops.h. Bias corrections are computed in double and multiplied in.
-// Traffic    AdamW, one pass: reads w, m, v, g, writes w, m, v (and bf16 w): 28 (30) bytes per parameter. LAMB's direction reads w,
-//            m, v, g, writes m, v, u: 28; its update reads w, u, writes w: 12 (14). Memory bound; the norm reads 4.
-// Order      the segments laid end to end are cut into at most 256 chunks, whatever the number of threads. Norms are summed in
-//            double: 16 lanes within a piece, then piece after piece. AdamW and LAMB treat every element by itself.
+// Traffic    AdamW, one pass: reads w, m, v, g, writes w, m, v (and bf16 w): 28 (30) bytes per parameter. LAMB's
+//            direction reads w, m, v, g, writes m, v, u: 28; its update reads w, u, writes w: 12 (14). The norm reads
+//            4. All memory bound.
+// Order      the segments laid end to end are cut into at most 256 chunks, whatever the number of threads. Norms are
+//            summed in double: 16 lanes within a piece, then piece after piece. AdamW and LAMB treat every element by
+//            itself.
 #include <cmath>
 
 #include "kernels/cpu/parallel.h"
@@ -39,8 +41,10 @@ struct Chunks {
     void for_pieces(int64_t chunk, const Body& body) const {
         int64_t start = 0;  // of the segment, among the segments laid end to end
         for (int64_t s = 0; s < segment_count; start += segments[s++].elems) {
-            const int64_t begin = std::max(start, blocks.begin(chunk)), end = std::min(start + segments[s].elems, blocks.end(chunk));
-            if (begin < end) body(Piece{s, segments[s].offset + begin - start, end - begin, end - begin == segments[s].elems});
+            const int64_t begin = std::max(start, blocks.begin(chunk));
+            const int64_t end = std::min(start + segments[s].elems, blocks.end(chunk));
+            if (begin < end)
+                body(Piece{s, segments[s].offset + begin - start, end - begin, end - begin == segments[s].elems});
         }
     }
     template <class Body>
@@ -63,8 +67,12 @@ struct Adam {
 
     template <class Op>
     explicit Adam(const Op& a)
-        : scale(a.control.template as<float>()[0]), beta1(a.beta1), beta2(a.beta2), correction1(correction(a.beta1, a.step)),
-          correction2(correction(a.beta2, a.step)), eps(a.eps) {}
+        : scale(a.control.template as<float>()[0]),
+          beta1(a.beta1),
+          beta2(a.beta2),
+          correction1(correction(a.beta1, a.step)),
+          correction2(correction(a.beta2, a.step)),
+          eps(a.eps) {}
     static float correction(double beta, int64_t step) {
         return static_cast<float>(1.0 / (1.0 - std::pow(beta, static_cast<double>(step))));
     }
@@ -123,7 +131,8 @@ void adamw(const AdamW& a) {
             return now;
         };
         if (param)
-            for_groups(p.elems, [&](int64_t i, auto w) TRIFOLD_BODY { store(param + p.begin + i, update(p.begin + i, w), w); });
+            for_groups(p.elems,
+                       [&](int64_t i, auto w) TRIFOLD_BODY { store(param + p.begin + i, update(p.begin + i, w), w); });
         else
             for_groups(p.elems, [&](int64_t i, auto w) TRIFOLD_BODY { update(p.begin + i, w); });
     });
@@ -137,7 +146,7 @@ void lamb_direction(const LambDirection& a) {
     const float* master = a.master.as<float>();
     float *grad = a.grad.as<float>(), *m = a.m.as<float>(), *v = a.v.as<float>();
     const Chunks chunks = chunks_of(a);
-    // Only the first and the last piece of a chunk can belong to a segment that other chunks share: their sums wait here.
+    // Only the first and the last piece of a chunk can belong to a segment that other chunks share: their sums wait.
     double waiting[most_chunks][2][2];
     parallel_for(chunks.blocks.count(), [&](int64_t c) {
         int next = 0;
@@ -173,7 +182,8 @@ void lamb_update(const LambUpdate& a) {
     float* master = a.master.as<float>();
     bf16* param = a.param.as<bf16>();
     chunks_of(a).parallel_pieces([&](const Piece& p) {
-        const double w_norm = std::sqrt(a.norms.as<double>()[2 * p.segment]), u_norm = std::sqrt(a.norms.as<double>()[2 * p.segment + 1]);
+        const double w_norm = std::sqrt(a.norms.as<double>()[2 * p.segment]);
+        const double u_norm = std::sqrt(a.norms.as<double>()[2 * p.segment + 1]);
         const bool scaled = a.segments[p.segment].weight_decay != 0.0f && w_norm > 0.0 && u_norm > 0.0;
         const float rate = static_cast<float>(a.lr * (scaled ? w_norm / u_norm : 1.0));
         for_groups(p.elems, [&](int64_t k, auto w) TRIFOLD_BODY {

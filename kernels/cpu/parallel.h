@@ -1,7 +1,7 @@
 // kernels/cpu/parallel.h   Work for the OpenMP team, cut into blocks that depend on the sizes alone.
 //
-// Because no block depends on the number of threads, neither does any sum whose partial results belong to blocks and are
-// added in block order. A block is never split between threads.
+// Because no block depends on the number of threads, neither does any sum whose partial results belong to blocks and
+// are added in block order. A block is never split between threads.
 #pragma once
 #include <algorithm>
 #include <cstdint>
@@ -57,15 +57,17 @@ void with_act(DType type, const Body& body) {
         body(bf16{});
 }
 
-// Sums over rows (gradients of norm weights): every block of rows adds into its own partial sums of `width` floats in the
-// workspace; `finish` adds these in block order.
+// Sums over rows (gradients of norm weights): every block of rows adds into its own partial sums of `width` floats in
+// the workspace; `finish` adds these in block order.
 struct RowSums {
     Blocks rows;
     int64_t width;
     float* partials;
 
     static Blocks blocks(int64_t N) { return at_most(64, N, 16); }
-    static int64_t bytes(int64_t N, int64_t width) { return blocks(N).count() * width * static_cast<int64_t>(sizeof(float)); }
+    static int64_t bytes(int64_t N, int64_t width) {
+        return blocks(N).count() * width * static_cast<int64_t>(sizeof(float));
+    }
     RowSums(int64_t N, int64_t width, const Tensor& workspace)
         : rows(blocks(N)), width(width), partials(static_cast<float*>(workspace.data)) {
         TRIFOLD_ASSERT(workspace.bytes() >= bytes(N, width));

@@ -1,7 +1,7 @@
 // kernels/cpu/rotary.cpp   Rotary position embedding in place (Su et al., arXiv 2104.09864), "rotate half" form.
 //
-// (x[i], x[i + D/2]) is turned by the angle of frequency i at the row's position; direction -1 turns back. Scaled variants
-// differ in the tables only.
+// (x[i], x[i + D/2]) is turned by the angle of frequency i at the row's position; direction -1 turns back. Scaled
+// variants differ in the tables only.
 // Traffic    x in and out; a row of the tables serves all heads of that row. Memory bound.
 #include "kernels/cpu/parallel.h"
 

@@ -1,8 +1,9 @@
 // kernels/cpu/simd.h   Sixteen lanes: what the memory-bound CPU operations share.
 //
-// Width      always 16 lanes, held in as many registers as the instruction set needs (one of AVX-512, two of AVX, four of SSE or
-//            NEON). So the order of every sum is a property of the source, not of the compiler's flags or of the threads.
-// Tails      a group of fewer than 16 elements takes the same arithmetic in the same lanes; the other lanes are ignored.
+// Width      always 16 lanes, held in as many registers as the instruction set needs (one of AVX-512, two of AVX2, four
+//            of SSE or NEON). So the order of every sum is a property of the source, not of the compiler's flags or of
+//            the threads. All files that include this one must be compiled for the same instruction set.
+// Tails      a group of fewer than 16 elements takes the same arithmetic in the same lanes; the others are ignored.
 //            Where a run of elements is cut therefore never changes a value that is computed element by element.
 // Functions  no libm. Bounds below are relative errors, 1 ulp = 2^-23; a NaN in any lane stays a NaN.
 #pragma once
@@ -42,15 +43,16 @@ struct Lanes {
     TRIFOLD_INLINE Lanes(T value) {  // NOLINT: implicit on purpose, so that constants can stand in formulas
         for (Register& r : part) r = value - Register{};
     }
-    // Applies f to the registers of the arguments; their types may differ, the number of registers may not.
+    // Applies f to the registers of the arguments; their types may differ, the number of registers may not. The cast
+    // between vector types keeps the bits.
     template <class F, class... Args>
     TRIFOLD_INLINE static Lanes map(F f, const Args&... args) {
         Lanes out;
         for (int p = 0; p < parts; ++p) out.part[p] = (Register)f(args.part[p]...);
         return out;
     }
-#define TRIFOLD_LANEWISE(Result, op)                                       \
-    TRIFOLD_INLINE friend Result operator op(const Lanes& a, const Lanes& b) { \
+#define TRIFOLD_LANEWISE(Result, op)                                             \
+    TRIFOLD_INLINE friend Result operator op(const Lanes& a, const Lanes& b) {   \
         return Result::map([](Register x, Register y) { return x op y; }, a, b); \
     }
     TRIFOLD_LANEWISE(Lanes, +)
@@ -63,9 +65,15 @@ struct Lanes {
     TRIFOLD_LANEWISE(Lanes<int32_t>, >)
     TRIFOLD_LANEWISE(Lanes<int32_t>, ==)
 #undef TRIFOLD_LANEWISE
-    TRIFOLD_INLINE friend Lanes operator<<(const Lanes& a, int n) { return map([n](Register x) { return x << n; }, a); }
-    TRIFOLD_INLINE friend Lanes operator>>(const Lanes& a, int n) { return map([n](Register x) { return x >> n; }, a); }
-    TRIFOLD_INLINE Lanes operator-() const { return map([](Register x) { return -x; }, *this); }
+    TRIFOLD_INLINE friend Lanes operator<<(const Lanes& a, int n) {
+        return map([n](Register x) { return x << n; }, a);
+    }
+    TRIFOLD_INLINE friend Lanes operator>>(const Lanes& a, int n) {
+        return map([n](Register x) { return x >> n; }, a);
+    }
+    TRIFOLD_INLINE Lanes operator-() const {
+        return map([](Register x) { return -x; }, *this);
+    }
     TRIFOLD_INLINE Lanes& operator+=(const Lanes& b) { return *this = *this + b; }
 };
 using f32x16 = Lanes<float>;
@@ -73,8 +81,12 @@ using f64x16 = Lanes<double>;
 using u32x16 = Lanes<uint32_t>;
 using Mask = Lanes<int32_t>;
 
-TRIFOLD_INLINE u32x16 bits_of(const f32x16& v) { return u32x16::map([](auto x) { return x; }, v); }
-TRIFOLD_INLINE f32x16 from_bits(const u32x16& v) { return f32x16::map([](auto x) { return x; }, v); }
+TRIFOLD_INLINE u32x16 bits_of(const f32x16& v) {
+    return u32x16::map([](auto x) { return x; }, v);
+}
+TRIFOLD_INLINE f32x16 from_bits(const u32x16& v) {
+    return f32x16::map([](auto x) { return x; }, v);
+}
 template <class T>
 TRIFOLD_INLINE Lanes<T> select(const Mask& mask, const Lanes<T>& yes, const Lanes<T>& no) {
     return Lanes<T>::map([](auto m, auto y, auto n) { return m ? y : n; }, mask, yes, no);
@@ -103,11 +115,13 @@ TRIFOLD_INLINE f32x16 load(const float* p, Full) {
 }
 TRIFOLD_INLINE void store(float* p, const f32x16& v, Full) { std::memcpy(p, &v, sizeof v); }
 
-// Sixteen 16-bit integers from and to the lower halves of 32-bit lanes. GCC 12 makes several shuffles of the portable form.
+// Sixteen 16-bit integers from and to the lower halves of 32-bit lanes. GCC 12 needs several shuffles for the portable
+// form; the masked intrinsics are those that it compiles without false warnings.
 TRIFOLD_INLINE u32x16 load_u16(const bf16* p) {
     u32x16 v;
 #if defined(__AVX512F__)
-    v.part[0] = (u32x16::Register)_mm512_maskz_cvtepu16_epi32(0xffff, _mm256_loadu_si256(reinterpret_cast<const __m256i_u*>(p)));
+    v.part[0] = (u32x16::Register)_mm512_maskz_cvtepu16_epi32(
+        0xffff, _mm256_loadu_si256(reinterpret_cast<const __m256i_u*>(p)));
 #else
     using Half [[gnu::vector_size(register_bytes / 2)]] = uint16_t;
     for (int i = 0; i < u32x16::parts; ++i) {
@@ -204,16 +218,18 @@ TRIFOLD_INLINE f32x16 clamp(const f32x16& v, float low, float high) {
 }
 TRIFOLD_INLINE f32x16 abs(const f32x16& v) { return from_bits(bits_of(v) & 0x7fffffffu); }
 TRIFOLD_INLINE f32x16 sqrt(const f32x16& v) {
-    return f32x16::map([](f32x16::Register x) {
-        for (size_t i = 0; i < sizeof x / sizeof x[0]; ++i) x[i] = __builtin_sqrtf(x[i]);
-        return x;
-    }, v);
+    return f32x16::map(
+        [](f32x16::Register x) {
+            for (size_t i = 0; i < sizeof x / sizeof x[0]; ++i) x[i] = __builtin_sqrtf(x[i]);
+            return x;
+        },
+        v);
 }
 
 // ---------------------------------------------------------------- functions
 
-// e^x for -87 <= x <= 88, within 1 ulp. x = k ln 2 + r with |r| <= ln 2 / 2: the degree-6 polynomial (Chebyshev interpolation,
-// error 1.1e-8) gives e^r. Adding 1.5 * 2^23 rounds to an integer and leaves it in the low bits.
+// e^x for -87 <= x <= 88, within 1 ulp. x = k ln 2 + r with |r| <= ln 2 / 2: the degree-6 polynomial (Chebyshev
+// interpolation, error 1.1e-8) gives e^r. Adding 1.5 * 2^23 rounds to an integer and leaves it in the low bits.
 TRIFOLD_INLINE f32x16 exp_in_range(const f32x16& x) {
     constexpr float shift = 12582912.0f;
     const f32x16 shifted = x * 1.44269504f + shift;
@@ -244,9 +260,9 @@ TRIFOLD_INLINE Sigmoid sigmoid(const f32x16& z) {
     return {value, e * value};
 }
 
-// The standard normal distribution: its integral (1 + erf(x / sqrt 2)) / 2 and its density, within (4 + x^2 / 2) ulp for
-// |x| <= 13; beyond that as at +-13 (1e-38 from 0 or 1). The tail is exp(-x^2/2) t q(t) with t = 1 / (1 + 0.3 |x|); the
-// degree-9 polynomial q (Chebyshev interpolation) is within 2.5e-8.
+// The standard normal distribution: its integral (1 + erf(x / sqrt 2)) / 2 and its density, within (4 + x^2 / 2) ulp
+// for |x| <= 13; beyond that as at +-13 (1e-38 from 0 or 1). The tail is exp(-x^2/2) t q(t) with t = 1 / (1 + 0.3 |x|);
+// the degree-9 polynomial q (Chebyshev interpolation) is within 2.5e-8.
 struct Normal {
     f32x16 integral, density;
 };

@@ -47,7 +47,8 @@ void sum(const Sum& a) {
     parallel_for(blocks.count(), [&](int64_t b) {
         simd::f64x16 total = 0.0;
         const int64_t begin = blocks.begin(b);
-        simd::for_groups(blocks.end(b) - begin, [&](int64_t i, auto w) TRIFOLD_BODY { total += widen(load(x + begin + i, w)); });
+        simd::for_groups(blocks.end(b) - begin,
+                         [&](int64_t i, auto w) TRIFOLD_BODY { total += widen(load(x + begin + i, w)); });
         partials[b] = sum(total);
     });
     double total = a.accumulate == Accumulate::add ? *a.sum.as<double>() : 0.0;

@@ -13,6 +13,8 @@
 
 namespace trifold::test {
 
+using Values = std::vector<double>;
+
 // Deterministic numbers in [-1, 1).
 class Numbers {
 public:
@@ -31,7 +33,8 @@ private:
 class Operand {
 public:
     Operand() = default;
-    Operand(DType type, int64_t elems) : type_(type), elems_(elems), memory_(static_cast<size_t>(elems * size_of(type))) {}
+    Operand(DType type, int64_t elems)
+        : type_(type), elems_(elems), memory_(static_cast<size_t>(elems * size_of(type))) {}
 
     // `centre` plus or minus `spread`, rounded to the type.
     static Operand random(DType type, int64_t elems, uint64_t seed, double spread = 1.0, double centre = 0.0) {
@@ -45,7 +48,9 @@ public:
         for (int64_t i = 0; i < elems; ++i) o.set(i, value);
         return o;
     }
-    static Operand nans(DType type, int64_t elems) { return filled(type, elems, std::numeric_limits<double>::quiet_NaN()); }
+    static Operand nans(DType type, int64_t elems) {
+        return filled(type, elems, std::numeric_limits<double>::quiet_NaN());
+    }
     static Operand integers(const std::vector<int32_t>& values) {
         Operand o(DType::i32, static_cast<int64_t>(values.size()));
         std::copy(values.begin(), values.end(), o.tensor().as<int32_t>());
@@ -58,26 +63,41 @@ public:
     double operator[](int64_t i) const {
         Tensor t = const_cast<Operand*>(this)->tensor();
         switch (type_) {
-            case DType::f32: return t.as<float>()[i];
-            case DType::bf16: return static_cast<float>(t.as<bf16>()[i]);
-            case DType::f64: return t.as<double>()[i];
-            case DType::i32: return t.as<int32_t>()[i];
-            case DType::u8: return t.as<uint8_t>()[i];
+            case DType::f32:
+                return t.as<float>()[i];
+            case DType::bf16:
+                return static_cast<float>(t.as<bf16>()[i]);
+            case DType::f64:
+                return t.as<double>()[i];
+            case DType::i32:
+                return t.as<int32_t>()[i];
+            case DType::u8:
+                return t.as<uint8_t>()[i];
         }
         return 0;
     }
     void set(int64_t i, double value) {
         Tensor t = tensor();
         switch (type_) {
-            case DType::f32: t.as<float>()[i] = static_cast<float>(value); return;
-            case DType::bf16: t.as<bf16>()[i] = bf16(static_cast<float>(value)); return;
-            case DType::f64: t.as<double>()[i] = value; return;
-            case DType::i32: t.as<int32_t>()[i] = static_cast<int32_t>(value); return;
-            case DType::u8: t.as<uint8_t>()[i] = static_cast<uint8_t>(value); return;
+            case DType::f32:
+                t.as<float>()[i] = static_cast<float>(value);
+                return;
+            case DType::bf16:
+                t.as<bf16>()[i] = bf16(static_cast<float>(value));
+                return;
+            case DType::f64:
+                t.as<double>()[i] = value;
+                return;
+            case DType::i32:
+                t.as<int32_t>()[i] = static_cast<int32_t>(value);
+                return;
+            case DType::u8:
+                t.as<uint8_t>()[i] = static_cast<uint8_t>(value);
+                return;
         }
     }
-    std::vector<double> values() const {
-        std::vector<double> v(static_cast<size_t>(elems_));
+    Values values() const {
+        Values v(static_cast<size_t>(elems_));
         for (int64_t i = 0; i < elems_; ++i) v[static_cast<size_t>(i)] = (*this)[i];
         return v;
     }
@@ -88,9 +108,9 @@ private:
     std::vector<std::byte> memory_;
 };
 
-// Largest |got - want| in units of what one rounding to `type` of |want| plus `sums` times the largest |want| allows (the
-// errors of fp32 sums before that rounding). At most 1 is a pass; NaN counts as infinite.
-inline double worst(const Operand& got, const std::vector<double>& want, DType type, double sums) {
+// Largest |got - want| in units of what one rounding to `type` of |want| plus `sums` times the largest |want| allows
+// (the errors of fp32 sums before that rounding). At most 1 is a pass; NaN counts as infinite.
+inline double worst(const Operand& got, const Values& want, DType type, double sums) {
     if (got.elems() != static_cast<int64_t>(want.size())) return std::numeric_limits<double>::infinity();
     double largest = 0, result = 0;
     for (const double w : want) largest = std::max(largest, std::abs(w));
@@ -103,9 +123,13 @@ inline double worst(const Operand& got, const std::vector<double>& want, DType t
     return result;
 }
 
+inline Values slice(const Values& v, int64_t begin, int64_t count) {
+    return Values(v.begin() + begin, v.begin() + begin + count);
+}
+
 // d f / d x[i] for every i by central differences, f in double.
-inline std::vector<double> gradient(const std::function<double(const std::vector<double>&)>& f, std::vector<double> x) {
-    std::vector<double> g(x.size());
+inline Values gradient(const std::function<double(const Values&)>& f, Values x) {
+    Values g(x.size());
     for (size_t i = 0; i < x.size(); ++i) {
         const double at = x[i], h = 1e-5 * std::max(1.0, std::abs(at));
         x[i] = at + h;

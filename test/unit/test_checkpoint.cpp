@@ -309,8 +309,7 @@ TEST_CASE("the report of a damaged shard names the damaged bytes") {
     CHECK(digest.xxh3 == xxh3(content));
     content[static_cast<size_t>(digest_block_bytes) + 5] ^= 4;
     write_bytes(file, content);
-    const ProgressCallback none;
-    ProgressCounter progress("", 0, none);
+    ProgressCounter progress("verifying", digest.bytes, {});
     CHECK(has(problem_of([&] { verify_file(file, digest, progress); }), "is damaged between byte 16777216 and byte 33554432"));
 }
 

@@ -3,8 +3,8 @@
 #else
 #include <catch2/catch.hpp>
 #endif
-// test/unit/test_pointwise_flat.cpp   The lanes of kernels/cpu/simd.h, the operations on flat buffers, and the optimizers against
-// references in double.
+// test/unit/test_pointwise_flat.cpp   The lanes of kernels/cpu/simd.h, the operations on flat buffers, and the
+// optimizers against references in double.
 #include <cstring>
 
 #include "kernels/cpu/parallel.h"
@@ -12,11 +12,11 @@
 
 using namespace trifold;
 using test::Operand;
+using test::Values;
 using test::worst;
 
 namespace {
 
-using Values = std::vector<double>;
 constexpr DType f32 = DType::f32;
 constexpr double ulp = 0x1p-23;
 
@@ -44,12 +44,12 @@ double worst_ulp(F f, Want want, Allowed allowed, double from, double to) {
 // ---------------------------------------------------------------- optimizers
 
 // Tensors of many sizes with gaps: several chunks share the largest, and one chunk holds several small ones.
-const std::vector<Segment> segments = {{0, 5000, 0.1f}, {5003, 1, 0.0f}, {5010, 33, 0.1f}, {5043, 30001, 0.1f}, {35100, 4096, 0.0f},
-                                       {39200, 7, 0.2f}};
+const std::vector<Segment> segments = {{0, 5000, 0.1f},     {5003, 1, 0.0f},     {5010, 33, 0.1f},
+                                       {5043, 30001, 0.1f}, {35100, 4096, 0.0f}, {39200, 7, 0.2f}};
 constexpr int64_t flat = 39300;
 // The same elements with other cuts.
-const std::vector<Segment> finer = {{0, 17, 0.1f}, {17, 4983, 0.1f}, {5003, 1, 0.0f}, {5010, 33, 0.1f}, {5043, 12345, 0.1f},
-                                    {17388, 17656, 0.1f}, {35100, 4096, 0.0f}, {39200, 7, 0.2f}};
+const std::vector<Segment> finer = {{0, 17, 0.1f},       {17, 4983, 0.1f},     {5003, 1, 0.0f},     {5010, 33, 0.1f},
+                                    {5043, 12345, 0.1f}, {17388, 17656, 0.1f}, {35100, 4096, 0.0f}, {39200, 7, 0.2f}};
 
 bool in_some_segment(int64_t i) {
     for (const Segment& s : segments)
@@ -63,25 +63,45 @@ struct State {
 
     void adamw(int64_t step, const std::vector<Segment>& cut = segments) {
         grad = Operand::random(f32, flat, 100 + static_cast<uint64_t>(step), 1e-2);
-        cpu::adamw({.master = master.tensor(), .m = m.tensor(), .v = v.tensor(), .grad = grad.tensor(), .control = control.tensor(),
-                    .param = param.tensor(), .segments = cut.data(), .segment_count = static_cast<int64_t>(cut.size()), .lr = 1e-2f,
+        cpu::adamw({.master = master.tensor(),
+                    .m = m.tensor(),
+                    .v = v.tensor(),
+                    .grad = grad.tensor(),
+                    .control = control.tensor(),
+                    .param = param.tensor(),
+                    .segments = cut.data(),
+                    .segment_count = static_cast<int64_t>(cut.size()),
+                    .lr = 1e-2f,
                     .step = step});
     }
     Operand norms = Operand(DType::f64, 2 * static_cast<int64_t>(segments.size()));
     void lamb_direction(int64_t step) {
         grad = Operand::random(f32, flat, 100 + static_cast<uint64_t>(step), 1e-2);
-        cpu::lamb_direction({.master = master.tensor(), .control = control.tensor(), .m = m.tensor(), .v = v.tensor(),
-                             .grad = grad.tensor(), .norms = norms.tensor(), .segments = segments.data(),
-                             .segment_count = static_cast<int64_t>(segments.size()), .eps = 1e-6f, .step = step});
+        cpu::lamb_direction({.master = master.tensor(),
+                             .control = control.tensor(),
+                             .m = m.tensor(),
+                             .v = v.tensor(),
+                             .grad = grad.tensor(),
+                             .norms = norms.tensor(),
+                             .segments = segments.data(),
+                             .segment_count = static_cast<int64_t>(segments.size()),
+                             .eps = 1e-6f,
+                             .step = step});
     }
     void lamb_update() {
-        cpu::lamb_update({.master = master.tensor(), .direction = grad.tensor(), .norms = norms.tensor(), .control = control.tensor(),
-                          .param = param.tensor(), .segments = segments.data(),
-                          .segment_count = static_cast<int64_t>(segments.size()), .lr = 1e-2f});
+        cpu::lamb_update({.master = master.tensor(),
+                          .direction = grad.tensor(),
+                          .norms = norms.tensor(),
+                          .control = control.tensor(),
+                          .param = param.tensor(),
+                          .segments = segments.data(),
+                          .segment_count = static_cast<int64_t>(segments.size()),
+                          .lr = 1e-2f});
     }
     std::vector<std::byte> bytes() const {
         std::vector<std::byte> all;
-        for (const Operand* o : {&master, &m, &v, &param, &grad, &norms}) all.insert(all.end(), o->bytes().begin(), o->bytes().end());
+        for (const Operand* o : {&master, &m, &v, &param, &grad, &norms})
+            all.insert(all.end(), o->bytes().begin(), o->bytes().end());
         return all;
     }
 };
@@ -96,7 +116,8 @@ double direction(double g, double& m, double& v, double eps, int64_t step) {
 
 bool rounded_from_master(State& s) {
     for (int64_t i = 0; i < flat; ++i)
-        if (in_some_segment(i) && s.param.tensor().as<bf16>()[i].bits != bf16(s.master.tensor().as<float>()[i]).bits) return false;
+        if (in_some_segment(i) && s.param.tensor().as<bf16>()[i].bits != bf16(s.master.tensor().as<float>()[i]).bits)
+            return false;
     return true;
 }
 
@@ -106,20 +127,25 @@ TEST_CASE("exp, sigmoid and normal keep their stated bounds", "[pointwise][simd]
     using simd::f32x16;
     const auto exact_exp = [](double x) { return std::exp(x); };
     const auto exponential = [](const f32x16& x) { return simd::exp(x); };
-    CHECK(worst_ulp(exponential, exact_exp, [](double) { return 1.0; }, -87, 88) <= 1);
+    CHECK(worst_ulp(
+              exponential, exact_exp, [](double) { return 1.0; }, -87, 88) <= 1);
     CHECK((lane(exponential, 0.0f) == 1 && lane(exponential, -88.0f) == 0 && lane(exponential, -1e30f) == 0));
     CHECK((lane(exponential, -INFINITY) == 0 && std::isnan(lane(exponential, NAN))));
 
     const auto three = [](double) { return 3.0; };
-    CHECK(worst_ulp([](const f32x16& z) { return simd::sigmoid(z).value; }, [](double z) { return 1 / (1 + std::exp(-z)); }, three, -80, 80) <= 1);
-    CHECK(worst_ulp([](const f32x16& z) { return simd::sigmoid(z).complement; }, [](double z) { return 1 / (1 + std::exp(z)); }, three, -80, 80) <= 1);
+    CHECK(worst_ulp([](const f32x16& z) { return simd::sigmoid(z).value; },
+                    [](double z) { return 1 / (1 + std::exp(-z)); }, three, -80, 80) <= 1);
+    CHECK(worst_ulp([](const f32x16& z) { return simd::sigmoid(z).complement; },
+                    [](double z) { return 1 / (1 + std::exp(z)); }, three, -80, 80) <= 1);
     CHECK(std::isnan(lane([](const f32x16& z) { return simd::sigmoid(z).complement; }, NAN)));
 
     const auto tail = [](double x) { return 4 + x * x / 2; };
     const auto integral = [](const f32x16& x) { return simd::normal(x).integral; };
     const auto density = [](const f32x16& x) { return simd::normal(x).density; };
-    CHECK(worst_ulp(integral, [](double x) { return 0.5 * std::erfc(-x / std::sqrt(2.0)); }, tail, -13, 13) <= 1);
-    CHECK(worst_ulp(density, [](double x) { return std::exp(-x * x / 2) / std::sqrt(2 * M_PI); }, tail, -13, 13) <= 1);
+    CHECK(worst_ulp(
+              integral, [](double x) { return 0.5 * std::erfc(-x / std::sqrt(2.0)); }, tail, -13, 13) <= 1);
+    CHECK(worst_ulp(
+              density, [](double x) { return std::exp(-x * x / 2) / std::sqrt(2 * M_PI); }, tail, -13, 13) <= 1);
     CHECK((std::isnan(lane(integral, NAN)) && std::isnan(lane(density, NAN)) && lane(integral, 1e30f) == 1));
 }
 
@@ -177,7 +203,9 @@ TEST_CASE("sum and squared_norm in double, in an order of their own", "[pointwis
     double want = 10, want_squares = 10;
     for (int64_t i = 0; i < flat; ++i) want += x[i];
     for (int64_t i = 0; i < flat; ++i) want_squares += in_some_segment(i) ? x[i] * x[i] : 0;
-    const SquaredNorm norm{.grad = x.tensor(), .sums = squares.tensor(), .segments = segments.data(),
+    const SquaredNorm norm{.grad = x.tensor(),
+                           .sums = squares.tensor(),
+                           .segments = segments.data(),
                            .segment_count = static_cast<int64_t>(segments.size())};
     cpu::sum({.x = x.tensor(), .sum = total.tensor()});
     cpu::squared_norm(norm);
@@ -196,20 +224,24 @@ TEST_CASE("sum and squared_norm in double, in an order of their own", "[pointwis
 TEST_CASE("clip_control scales to the limit and refuses what is not finite", "[pointwise]") {
     const auto control = [](double squared, float unit, float clip) {
         Operand s = Operand::filled(DType::f64, 1, squared), c(f32, 2), n(f32, 1);
-        cpu::clip_control({.squared_norm = s.tensor(), .control = c.tensor(), .norm = n.tensor(), .unit = unit, .clip = clip});
+        cpu::clip_control(
+            {.squared_norm = s.tensor(), .control = c.tensor(), .norm = n.tensor(), .unit = unit, .clip = clip});
         return Values{c[0], c[1], n[0]};
     };
     CHECK(control(16.0, 0.5f, 0.0f) == Values{0.5, 1, 2});
     CHECK(control(16.0, 0.5f, 3.0f) == Values{0.5, 1, 2});
     CHECK(control(16.0, 0.5f, 1.0f) == Values{0.25, 1, 2});
     CHECK(control(0.0, 1.0f, 1.0f) == Values{1, 1, 0});
-    for (const double bad : {static_cast<double>(NAN), static_cast<double>(INFINITY), 1e80}) CHECK(control(bad, 1.0f, 1.0f)[1] == 0);
+    for (const double bad : {static_cast<double>(NAN), static_cast<double>(INFINITY), 1e80})
+        CHECK(control(bad, 1.0f, 1.0f)[1] == 0);
 
     for (const float bad : {NAN, INFINITY, -INFINITY})
         for (const int64_t where : {0, 5003, 35043, 39206}) {
             Operand x = Operand::random(f32, flat, 4), squares = Operand::filled(DType::f64, 1, 0.0);
             x.set(where, bad);
-            cpu::squared_norm({.grad = x.tensor(), .sums = squares.tensor(), .segments = segments.data(),
+            cpu::squared_norm({.grad = x.tensor(),
+                               .sums = squares.tensor(),
+                               .segments = segments.data(),
                                .segment_count = static_cast<int64_t>(segments.size())});
             CHECK(control(squares[0], 1.0f, 1.0f)[1] == 0);
         }
@@ -261,7 +293,8 @@ TEST_CASE("LAMB: ten steps against double, a ratio of 1 for zero norms and undec
             CHECK(std::abs(s.norms[2 * static_cast<int64_t>(t)] - w2) <= 1e-5 * w2);
             CHECK(std::abs(s.norms[2 * static_cast<int64_t>(t) + 1] - u2) <= 1e-5 * u2);
             const double ratio = segment.weight_decay != 0 && w2 > 0 && u2 > 0 ? std::sqrt(w2 / u2) : 1.0;
-            for (int64_t k = 0; k < segment.elems; ++k) w[static_cast<size_t>(segment.offset + k)] -= 1e-2f * ratio * u[static_cast<size_t>(k)];
+            for (int64_t k = 0; k < segment.elems; ++k)
+                w[static_cast<size_t>(segment.offset + k)] -= 1e-2f * ratio * u[static_cast<size_t>(k)];
         }
         s.lamb_update();
     }
@@ -283,10 +316,12 @@ TEST_CASE("a refused step changes nothing", "[pointwise]") {
     s.control.set(1, 0.0);
     const State before = s;
     s.adamw(2);
-    CHECK((s.master.bytes() == before.master.bytes() && s.m.bytes() == before.m.bytes() && s.v.bytes() == before.v.bytes()));
+    CHECK((s.master.bytes() == before.master.bytes() && s.m.bytes() == before.m.bytes() &&
+           s.v.bytes() == before.v.bytes()));
     CHECK(s.param.bytes() == before.param.bytes());
     s.lamb_direction(2);
     s.lamb_update();
-    CHECK((s.master.bytes() == before.master.bytes() && s.m.bytes() == before.m.bytes() && s.v.bytes() == before.v.bytes()));
+    CHECK((s.master.bytes() == before.master.bytes() && s.m.bytes() == before.m.bytes() &&
+           s.v.bytes() == before.v.bytes()));
     CHECK(s.param.bytes() == before.param.bytes());
 }

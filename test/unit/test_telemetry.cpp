@@ -5,18 +5,13 @@
 #endif
 
 #include <sys/resource.h>
-#include <unistd.h>
 
 #include <algorithm>
 #include <cmath>
-#include <cstdlib>
-#include <cstring>
 #include <filesystem>
 #include <fstream>
 #include <limits>
-#include <map>
 #include <nlohmann/json.hpp>
-#include <sstream>
 #include <string>
 #include <thread>
 #include <vector>
@@ -26,58 +21,13 @@
 #include "parallel/console.h"
 #include "parallel/signals.h"
 #include "parallel/telemetry.h"
-#include "parallel/tensorboard.h"
+#include "test/unit/run_folder.h"
 
 using namespace trifold;
+using namespace trifold::telemetry_test;
 using Json = nlohmann::ordered_json;
-namespace fs = std::filesystem;
 
 namespace {
-
-struct TempDir {
-    fs::path path;
-    TempDir() {
-        std::string name = (fs::temp_directory_path() / "trifold-telemetry-XXXXXX").string();
-        path = ::mkdtemp(name.data());
-    }
-    ~TempDir() { fs::remove_all(path); }
-    std::string operator/(const std::string& name) const { return (path / name).string(); }
-};
-
-// A FILE that collects what is written to it.
-class Captured {
-public:
-    Captured() : file_(::open_memstream(&text_, &size_)) {}
-    ~Captured() { std::fclose(file_), std::free(text_); }
-    std::FILE* file() const { return file_; }
-    std::string text() const {
-        std::fflush(file_);
-        return {text_, size_};
-    }
-
-private:
-    char* text_ = nullptr;
-    size_t size_ = 0;
-    std::FILE* file_;
-};
-
-std::string content(const std::string& path) {
-    std::ifstream in(path, std::ios::binary);
-    return {std::istreambuf_iterator<char>(in), {}};
-}
-
-std::vector<std::string> lines_of(const std::string& text) {
-    std::vector<std::string> lines;
-    std::istringstream in(text);
-    for (std::string line; std::getline(in, line);) lines.push_back(line);
-    return lines;
-}
-
-size_t count(const std::string& text, const std::string& part) {
-    size_t n = 0;
-    for (size_t at = text.find(part); at != std::string::npos; at = text.find(part, at + part.size())) ++n;
-    return n;
-}
 
 // No file of this process grows beyond `bytes` while it lives: a full disk that needs no mount. Standard output may be
 // a file too, so nothing is asserted under it.
@@ -94,102 +44,6 @@ private:
     SignalHandlers handlers_;  // ignores SIGXFSZ
     rlimit before_{};
 };
-
-StepRecord record(int64_t step) {
-    StepRecord r;
-    r.step = step, r.loss = 4.0 / static_cast<double>(step), r.grad_norm = 0.1, r.lr = 6e-4;
-    r.tokens = 4096, r.step_s = 0.5, r.tokens_per_s = 8192, r.mfu = 0.451;
-    r.exposed_s.dp = 0.01, r.bubble_s = 0.02, r.mem_bytes = int64_t{3} << 30;
-    return r;
-}
-
-struct Setup {
-    TempDir dir;
-    Captured out, complaints;
-    TelemetryOptions options;
-    explicit Setup(int64_t resumed_step = 0) {
-        options.steps = 100;
-        options.resumed_step = resumed_step;
-        options.mfu_convention = "6 FLOPs per parameter";
-        options.out = out.file();
-        options.complaints = complaints.file();
-    }
-    std::string run_dir() const { return dir / "run"; }
-    std::string metrics() const { return content(run_dir() + "/metrics.jsonl"); }
-    std::string events() const { return content(run_dir() + "/events.jsonl"); }
-};
-
-// ---- an independent reader of TensorBoard's files
-
-uint32_t slow_crc32c(const std::string& bytes) {
-    uint32_t crc = 0xffffffffu;
-    for (const char b : bytes) {
-        crc ^= static_cast<uint8_t>(b);
-        for (int i = 0; i < 8; ++i) crc = (crc & 1) != 0 ? (crc >> 1) ^ 0x82f63b78u : crc >> 1;
-    }
-    return crc ^ 0xffffffffu;
-}
-
-template <class T>
-T read_as(const std::string& bytes, size_t at) {
-    T value;
-    REQUIRE(at + sizeof value <= bytes.size());
-    std::memcpy(&value, bytes.data() + at, sizeof value);
-    return value;
-}
-
-std::vector<std::string> messages_of(const std::string& file) {
-    const auto check = [&](size_t at, const std::string& bytes) {
-        const uint32_t crc = slow_crc32c(bytes);
-        CHECK(read_as<uint32_t>(file, at) == ((crc >> 15) | (crc << 17)) + 0xa282ead8u);
-    };
-    std::vector<std::string> messages;
-    for (size_t at = 0; at < file.size();) {
-        const auto bytes = static_cast<size_t>(read_as<uint64_t>(file, at));
-        check(at + 8, file.substr(at, 8));
-        messages.push_back(file.substr(at + 12, bytes));
-        check(at + 12 + bytes, messages.back());
-        at += 16 + bytes;
-    }
-    return messages;
-}
-
-// Field number -> raw values (varints and fixed-width values as 8 bytes).
-using Fields = std::multimap<uint64_t, std::string>;
-Fields fields_of(const std::string& message) {
-    Fields fields;
-    size_t at = 0;
-    const auto varint = [&] {
-        uint64_t value = 0;
-        for (int shift = 0;; shift += 7) {
-            const auto b = static_cast<uint8_t>(message.at(at++));
-            value |= static_cast<uint64_t>(b & 0x7f) << shift;
-            if (b < 0x80) return value;
-        }
-    };
-    while (at < message.size()) {
-        const uint64_t key = varint();
-        std::string value(8, '\0');
-        if (key % 8 == 0) {
-            const uint64_t v = varint();
-            std::memcpy(value.data(), &v, 8);
-        } else {
-            const size_t bytes = key % 8 == 1 ? 8 : key % 8 == 5 ? 4 : static_cast<size_t>(varint());
-            value = message.substr(at, bytes);
-            at += bytes;
-        }
-        fields.emplace(key / 8, value);
-    }
-    return fields;
-}
-
-std::string only_tensorboard_file(const std::string& run_dir) {
-    std::vector<std::string> files;
-    for (const auto& f : fs::directory_iterator(run_dir + "/tensorboard")) files.push_back(f.path().string());
-    REQUIRE(files.size() == 1);
-    CHECK(files[0].find("events.out.tfevents.") != std::string::npos);
-    return content(files[0]);
-}
 
 }  // namespace
 
@@ -246,47 +100,6 @@ TEST_CASE("events from several threads stay whole lines", "[telemetry]") {
     const auto lines = lines_of(s.events());
     CHECK(lines.size() == 400);
     for (const std::string& line : lines) REQUIRE(Json::accept(line));
-}
-
-TEST_CASE("TensorBoard files parse, with their checksums", "[telemetry]") {
-    CHECK(crc32c("123456789") == 0xe3069283u);
-    Setup s(10);
-    {
-        Telemetry t(s.run_dir(), s.options);
-        t.step(record(11));
-        t.evaluation(300, 2.5);
-    }
-    const auto messages = messages_of(only_tensorboard_file(s.run_dir()));
-    REQUIRE(messages.size() == 4);
-    CHECK(fields_of(messages[0]).find(3)->second == "brain.Event:2");
-    const Fields start = fields_of(messages[1]);
-    CHECK(read_as<int64_t>(start.find(2)->second, 0) == 11);
-    CHECK(read_as<int64_t>(fields_of(start.find(7)->second).find(1)->second, 0) == 1);
-    std::map<std::string, float> values;
-    for (size_t m : {2u, 3u}) {
-        const Fields event = fields_of(messages[m]);
-        CHECK(read_as<double>(event.find(1)->second, 0) > 1.6e9);
-        CHECK(read_as<int64_t>(event.find(2)->second, 0) == (m == 2 ? 11 : 300));
-        const Fields summary = fields_of(event.find(5)->second);
-        for (auto [v, end] = summary.equal_range(1); v != end; ++v) {
-            const Fields value = fields_of(v->second);
-            values[value.find(1)->second] = read_as<float>(value.find(2)->second, 0);
-        }
-    }
-    CHECK(values == std::map<std::string, float>{{"loss", 4.0f / 11},
-                                                 {"grad_norm", 0.1f},
-                                                 {"lr", 6e-4f},
-                                                 {"tokens_per_s", 8192.0f},
-                                                 {"mfu", 0.451f},
-                                                 {"val_loss", 2.5f}});
-}
-
-TEST_CASE("TensorBoard can be switched off", "[telemetry]") {
-    Setup s;
-    s.options.tensorboard = false;
-    Telemetry t(s.run_dir(), s.options);
-    t.step(record(1));
-    CHECK_FALSE(fs::exists(s.run_dir() + "/tensorboard"));
 }
 
 TEST_CASE("the console prints a header once and every log_every-th step", "[telemetry]") {
@@ -402,6 +215,19 @@ TEST_CASE("a broken standard output does not stop the run", "[telemetry]") {
     std::fclose(full);
     CHECK(count(s.complaints.text(), "standard output") == 1);
     CHECK(lines_of(s.metrics()).size() == 3);
+}
+
+TEST_CASE("lines that a crash cut off stay apart from what follows", "[telemetry]") {
+    Setup s(2);
+    fs::create_directories(s.run_dir());
+    std::ofstream(s.run_dir() + "/metrics.jsonl") << "{\"step\":2}\n{\"step\":2,\"val_l";
+    std::ofstream(s.run_dir() + "/events.jsonl") << "{\"time\":\"20";
+    Telemetry t(s.run_dir(), s.options);
+    CHECK(s.metrics() == "{\"step\":2}\n");
+    CHECK(content(s.run_dir() + "/metrics.superseded.jsonl") == "{\"step\":2,\"val_l\n");
+    const auto events = lines_of(s.events());
+    REQUIRE(events.size() == 2);
+    CHECK(Json::parse(events[1])["lines"] == 1);
 }
 
 TEST_CASE("a resumed run has each step once and keeps what was superseded", "[telemetry]") {

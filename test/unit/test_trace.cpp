@@ -4,40 +4,19 @@
 #include <catch2/catch.hpp>
 #endif
 
-#include <unistd.h>
-
 #include <chrono>
 #include <cmath>
-#include <cstdlib>
-#include <filesystem>
-#include <fstream>
 #include <map>
 #include <nlohmann/json.hpp>
-#include <set>
 #include <string>
-#include <thread>
 
 #include "base/error.h"
 #include "parallel/trace.h"
+#include "test/unit/run_folder.h"
 
 using namespace trifold;
+using namespace trifold::telemetry_test;
 using Json = nlohmann::json;
-namespace fs = std::filesystem;
-
-namespace {
-
-struct TempDir {
-    std::string path;
-    TempDir() : path((fs::temp_directory_path() / "trifold-trace-XXXXXX").string()) { ::mkdtemp(path.data()); }
-    ~TempDir() { fs::remove_all(path); }
-};
-
-std::string content(const std::string& path) {
-    std::ifstream in(path, std::ios::binary);
-    return {std::istreambuf_iterator<char>(in), {}};
-}
-
-}  // namespace
 
 TEST_CASE("a trace that is off does nothing", "[trace]") {
     Trace trace;
@@ -53,13 +32,13 @@ TEST_CASE("spans have names, tracks, and microseconds since 1970", "[trace]") {
     const double now_us =
         std::chrono::duration<double, std::micro>(std::chrono::system_clock::now().time_since_epoch()).count();
     {
-        Trace trace(dir.path, 3);
+        Trace trace(dir.path.string(), 3);
         trace.span("compute", "say \"hi\"", begin, begin + std::chrono::nanoseconds(1234567));
         trace.span("dp", "all_gather", begin + std::chrono::microseconds(500), begin + std::chrono::microseconds(600));
         trace.span("compute", "backward", begin, begin + std::chrono::seconds(2));
         { const TraceSpan span(trace, "host", "step"); }
     }
-    const Json events = Json::parse(content(dir.path + "/trace/rank-00003.json"));
+    const Json events = Json::parse(content(dir / "trace/rank-00003.json"));
     std::map<int, std::string> tracks;
     std::map<std::string, Json> spans;
     for (const Json& e : events) {
@@ -79,10 +58,10 @@ TEST_CASE("spans have names, tracks, and microseconds since 1970", "[trace]") {
 
 TEST_CASE("a trace that was cut short lacks the last bracket only", "[trace]") {
     TempDir dir;
-    Trace trace(dir.path, 0);
+    Trace trace(dir.path.string(), 0);
     const auto begin = std::chrono::steady_clock::now();
     for (int i = 0; i < 5000; ++i) trace.span("compute", "op", begin, begin + std::chrono::microseconds(i));
-    const std::string text = content(dir.path + "/trace/rank-00000.json");  // the run still goes on
+    const std::string text = content(dir / "trace/rank-00000.json");  // the run still goes on
     REQUIRE(text.size() > 100'000);
     CHECK_FALSE(Json::accept(text));
     CHECK(Json::parse(text + "]").size() > 1000);
@@ -91,7 +70,7 @@ TEST_CASE("a trace that was cut short lacks the last bracket only", "[trace]") {
 TEST_CASE("every operation of an engine becomes a span on its stream's track", "[trace]") {
     TempDir dir;
     {
-        Trace trace(dir.path, 0);
+        Trace trace(dir.path.string(), 0);
         StreamEngine engine;
         engine.observe(trace.stream_observer());
         Stream& compute = engine.add("compute", StreamKind::compute);
@@ -103,7 +82,7 @@ TEST_CASE("every operation of an engine becomes a span on its stream's track", "
         engine.wait_all();
     }
     std::map<std::string, int> spans;
-    for (const Json& e : Json::parse(content(dir.path + "/trace/rank-00000.json"))) {
+    for (const Json& e : Json::parse(content(dir / "trace/rank-00000.json"))) {
         if (e["ph"] == "X") ++spans[e["name"]];
     }
     CHECK(spans == std::map<std::string, int>{{"forward", 10}, {"all_reduce", 10}});
