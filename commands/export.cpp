@@ -61,8 +61,8 @@ int export_command(int argc, char** argv) {
     }
     std::vector<std::string> checkpoints;
     const Config given = parse_config(args, {.base = {}, .read_model = {}, .flags = flags.list(), .positional = &checkpoints});
-    if (!given.origin.empty())
-        throw Problem(Exit::usage, fmt::format("export takes everything from the checkpoint; leave out --{}", given.origin.begin()->first));
+    for (const auto& [name, origin] : given.origin)
+        if (origin != "default") throw Problem(Exit::usage, fmt::format("export takes everything from the checkpoint; leave out {} ({})", name, origin));
     if (checkpoints.size() != 1) throw Problem(Exit::usage, fmt::format("export takes one checkpoint, not {}: trifold export CHECKPOINT --to DIR", checkpoints.size()));
     flags.check();
 

@@ -9,6 +9,7 @@
 #include <limits>
 #include <optional>
 
+#include "base/text.h"
 #include "checkpoint/async_saver.h"
 #include "checkpoint/files.h"
 #include "checkpoint/huggingface.h"
@@ -160,12 +161,10 @@ void Run::Parts::resume(const FoundCheckpoint& found) {
 }
 
 void Run::Parts::start_logs() {
-    const std::string convention = fmt::format("{}; peak {:.0f} GFLOP/s: the {} matrix rate of {} thread{}, measured at start", flops_convention(),
-                                               peak_flops * 1e-9, name_of(config.train.dtype), config.run.threads, config.run.threads == 1 ? "" : "s");
     replace_text(config.run.dir + "/config.json", to_json(config, Origins::with) + "\n");
     print_start();
     log.emplace(config.run.dir, TelemetryOptions{.steps = config.train.steps, .resumed_step = resumed_step, .log_every = config.run.log_every,
-                                                 .tensorboard = config.run.tensorboard, .mfu_convention = convention});
+                                                 .tensorboard = config.run.tensorboard, .mfu_convention = fmt::format("of {:.0f} GFLOP/s", peak_flops * 1e-9)});
     for (const std::string& sentence : damaged) {
         std::fprintf(stderr, "trifold: %s\n", sentence.c_str());
         log->event("damaged_checkpoint", {{"problem", sentence}});
@@ -175,10 +174,14 @@ void Run::Parts::start_logs() {
 
 void Run::Parts::print_start() const {
     std::fputs(describe(config).c_str(), stdout);
-    fmt::print("data       {}\n", train.description());
-    fmt::print("memory     {:.2f} GiB allocated before the first step\n", gib(trainer.memory_bytes()));
-    fmt::print("weights    {}\n", origin_of_weights);
-    fmt::print("run        {}\n", config.run.dir);
+    const auto line = [](const char* label, const std::string& text) { fmt::print("{:<12}{}\n", label, wrapped(text, 12)); };
+    line("data", fmt::format("{}{}", train.description(), config.data.documents == Documents::isolated ? ", documents isolated" : ""));
+    line("weights", origin_of_weights);
+    line("memory", fmt::format("{:.2f} GiB, allocated before the first step", gib(trainer.memory_bytes())));
+    line("FLOPs", fmt::format("{} per token: {}", with_prefix(flops_per_token(config.model, config.train.seq)), flops_convention()));
+    line("peak", fmt::format("{:.0f} GFLOP/s: {} matrix products on {} thread{}, measured just now", peak_flops * 1e-9, name_of(config.train.dtype),
+                             config.run.threads, config.run.threads == 1 ? "" : "s"));
+    line("run", config.run.dir);
     std::fflush(stdout);
 }
 

@@ -27,7 +27,7 @@ constexpr int64_t buffer_bytes = int64_t{1} << 20;
 
 }  // namespace
 
-MappedFile::MappedFile(const std::string& path, const std::string& what) : path_(path) {
+DataFile::DataFile(const std::string& path, const std::string& what) : path_(path) {
     const int file = ::open(path.c_str(), O_RDONLY | O_CLOEXEC);
     if (file < 0) throw Problem(Exit::data, fmt::format("cannot open the {} {}: {}", what, path, std::strerror(errno)));
     struct stat status {};
@@ -45,14 +45,14 @@ MappedFile::MappedFile(const std::string& path, const std::string& what) : path_
     data_ = static_cast<const std::byte*>(data);
 }
 
-MappedFile::~MappedFile() {
+DataFile::~DataFile() {
     if (data_ != nullptr) ::munmap(const_cast<std::byte*>(data_), static_cast<size_t>(bytes_));
 }
 
-MappedFile::MappedFile(MappedFile&& other) noexcept
+DataFile::DataFile(DataFile&& other) noexcept
     : path_(std::move(other.path_)), data_(std::exchange(other.data_, nullptr)), bytes_(std::exchange(other.bytes_, 0)) {}
 
-uint64_t MappedFile::sampled_hash() const {
+uint64_t DataFile::sampled_hash() const {
     constexpr int64_t block = 4096, samples = 64;
     uint64_t hash = XXH3_64bits(&bytes_, sizeof(bytes_));
     const int64_t last = std::max<int64_t>(0, bytes_ - block);
@@ -65,7 +65,7 @@ uint64_t MappedFile::sampled_hash() const {
     return hash;
 }
 
-OutputFile::OutputFile(const std::string& path) : path_(path), temporary_(path + ".tmp") {
+StreamedFile::StreamedFile(const std::string& path) : path_(path), temporary_(path + ".tmp") {
     std::error_code error;
     const auto folder = std::filesystem::path(path).parent_path();
     if (!folder.empty()) std::filesystem::create_directories(folder, error);  // a failure shows in open()
@@ -75,17 +75,17 @@ OutputFile::OutputFile(const std::string& path) : path_(path), temporary_(path +
     buffer_.reserve(buffer_bytes);
 }
 
-OutputFile::~OutputFile() {
+StreamedFile::~StreamedFile() {
     if (file_ >= 0) ::close(file_);
     if (present_) ::unlink(temporary_.c_str());
 }
 
-void OutputFile::fail(const char* action, int64_t offset, int error) const {
+void StreamedFile::fail(const char* action, int64_t offset, int error) const {
     const char* advice = error == ENOSPC || error == EDQUOT ? "; nothing was kept: free space or choose another --out" : "";
     throw Problem(Exit::data, fmt::format("{} {} failed at byte {}: {}{}", action, temporary_, offset, std::strerror(error), advice));
 }
 
-void OutputFile::write_at(const std::byte* data, int64_t bytes, int64_t offset) {
+void StreamedFile::write_at(const std::byte* data, int64_t bytes, int64_t offset) {
     while (bytes > 0) {
         const ssize_t written = ::pwrite(file_, data, static_cast<size_t>(bytes), offset);
         if (written < 0 && errno == EINTR) continue;
@@ -96,13 +96,13 @@ void OutputFile::write_at(const std::byte* data, int64_t bytes, int64_t offset) 
     }
 }
 
-void OutputFile::flush() {
+void StreamedFile::flush() {
     write_at(buffer_.data(), std::ssize(buffer_), flushed_);
     flushed_ += std::ssize(buffer_);
     buffer_.clear();
 }
 
-void OutputFile::write(const void* data, int64_t bytes) {
+void StreamedFile::write(const void* data, int64_t bytes) {
     const auto* from = static_cast<const std::byte*>(data);
     while (bytes > 0) {
         const int64_t some = std::min(bytes, buffer_bytes - std::ssize(buffer_));
@@ -113,20 +113,20 @@ void OutputFile::write(const void* data, int64_t bytes) {
     }
 }
 
-void OutputFile::patch(int64_t offset, const void* data, int64_t bytes) {
+void StreamedFile::patch(int64_t offset, const void* data, int64_t bytes) {
     flush();
     TRIFOLD_ASSERT(offset >= 0 && offset + bytes <= flushed_);
     write_at(static_cast<const std::byte*>(data), bytes, offset);
 }
 
-void OutputFile::finish() {
+void StreamedFile::finish() {
     if (file_ < 0) return;
     flush();
     if (::fsync(file_) != 0) fail("writing", flushed_, errno);
     if (::close(std::exchange(file_, -1)) != 0) fail("closing", flushed_, errno);
 }
 
-void OutputFile::commit_as(const std::string& path) {
+void StreamedFile::commit_as(const std::string& path) {
     finish();
     if (::rename(temporary_.c_str(), path.c_str()) != 0) {
         throw Problem(Exit::data, fmt::format("cannot rename {} to {}: {}", temporary_, path, std::strerror(errno)));

@@ -9,13 +9,13 @@
 namespace trifold {
 
 // A whole file, mapped read-only. Pages come in when they are touched.
-class MappedFile {
+class DataFile {
 public:
     // `what` names the file's purpose in errors ("token file"). Missing, unreadable, not a plain file: Problem(Exit::data).
-    MappedFile(const std::string& path, const std::string& what);
-    ~MappedFile();
-    MappedFile(MappedFile&& other) noexcept;
-    MappedFile& operator=(MappedFile&&) = delete;
+    DataFile(const std::string& path, const std::string& what);
+    ~DataFile();
+    DataFile(DataFile&& other) noexcept;
+    DataFile& operator=(DataFile&&) = delete;
 
     const std::string& path() const { return path_; }
     int64_t bytes() const { return bytes_; }
@@ -37,12 +37,12 @@ private:
 
 // Written in order under PATH.tmp; gets its own name when it is complete, or disappears. Every failure is a Problem(Exit::data)
 // with path, position and the system's reason.
-class OutputFile {
+class StreamedFile {
 public:
-    explicit OutputFile(const std::string& path);
-    ~OutputFile();
-    OutputFile(const OutputFile&) = delete;
-    OutputFile& operator=(const OutputFile&) = delete;
+    explicit StreamedFile(const std::string& path);
+    ~StreamedFile();
+    StreamedFile(const StreamedFile&) = delete;
+    StreamedFile& operator=(const StreamedFile&) = delete;
 
     void write(const void* data, int64_t bytes);
     template <class T> void put(const T& value) { write(&value, sizeof(T)); }

@@ -30,7 +30,7 @@ public:
     static constexpr int64_t header_bytes = 24;
 
 private:
-    MappedFile file_;
+    DataFile file_;
 };
 
 class MaskWriter {
@@ -45,7 +45,7 @@ public:
 
 private:
     void append_bit(unsigned bit);
-    OutputFile file_;
+    StreamedFile file_;
     int64_t tokens_ = 0, prompt_tokens_ = 0;
     unsigned byte_ = 0;
 };

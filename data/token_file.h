@@ -73,8 +73,8 @@ private:
     int64_t document_start(int64_t document) const;
     [[noreturn]] void refuse(const std::string& path, const std::string& why) const;
 
-    MappedFile bin_;
-    std::optional<MappedFile> index_;
+    DataFile bin_;
+    std::optional<DataFile> index_;
     TokenType type_ = TokenType::u16;
     int64_t tokens_ = 0;
     int64_t first_byte_ = 0;                          // of the ids in bin_

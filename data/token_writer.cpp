@@ -16,7 +16,7 @@ namespace {
 
 constexpr int64_t max_sequence = std::numeric_limits<int32_t>::max();  // lengths in .idx are int32
 
-template <class T> void write_as(OutputFile& file, std::span<const int32_t> ids) {
+template <class T> void write_as(StreamedFile& file, std::span<const int32_t> ids) {
     std::array<T, 4096> block;
     while (!ids.empty()) {
         const size_t some = std::min(ids.size(), block.size());
@@ -39,7 +39,7 @@ TokenType token_type_for(TokenFormat format, int64_t vocab_size) {
 TokenWriter::TokenWriter(WriterOptions options) : options_(std::move(options)) {
     TRIFOLD_ASSERT(options_.shard_tokens > 0 && options_.shard_tokens <= LlmcHeader::max_tokens);
     refuse_older_shards();
-    if (options_.format == TokenFormat::megatron) index_ = std::make_unique<OutputFile>(options_.prefix + ".idx");
+    if (options_.format == TokenFormat::megatron) index_ = std::make_unique<StreamedFile>(options_.prefix + ".idx");
     open_shard();
 }
 
@@ -64,7 +64,7 @@ void TokenWriter::open_shard() {
     Shard shard;
     // The first shard may turn out to be the only one, so its temporary name is PREFIX.bin.tmp in any case.
     const std::string name = shards_.empty() ? options_.prefix : fmt::format("{}_{:06}", options_.prefix, shards_.size());
-    shard.bin = std::make_unique<OutputFile>(name + ".bin");
+    shard.bin = std::make_unique<StreamedFile>(name + ".bin");
     if (options_.mask) shard.mask = std::make_unique<MaskWriter>(name + ".mask");
     if (options_.format == TokenFormat::llmc) {
         std::array<int32_t, 256> header{};  // filled in by close_shard
@@ -112,7 +112,7 @@ void TokenWriter::append(std::span<const int32_t> ids, std::span<const uint8_t> 
 }
 
 void TokenWriter::write_ids(std::span<const int32_t> ids) {
-    OutputFile& file = *shards_.back().bin;
+    StreamedFile& file = *shards_.back().bin;
     switch (options_.type) {
         case TokenType::u16: return write_as<uint16_t>(file, ids);
         case TokenType::u32: return write_as<uint32_t>(file, ids);

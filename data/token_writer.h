@@ -46,7 +46,7 @@ public:
 
 private:
     struct Shard {
-        std::unique_ptr<OutputFile> bin;
+        std::unique_ptr<StreamedFile> bin;
         std::unique_ptr<MaskWriter> mask;
         int64_t tokens = 0;
     };
@@ -61,7 +61,7 @@ private:
 
     WriterOptions options_;
     std::vector<Shard> shards_;
-    std::unique_ptr<OutputFile> index_;
+    std::unique_ptr<StreamedFile> index_;
     std::vector<int32_t> sequence_tokens_;      // Megatron
     std::vector<int64_t> document_sequences_{0};
     int64_t open_sequence_ = 0;                 // tokens of the sequence that is not closed yet

@@ -42,20 +42,12 @@ std::string optimizer_line(const Config& c) {
                               o.clip > 0 ? fmt::format("{:g}", o.clip) : "off");
 }
 
-std::string data_line(const Config& c) {
-    std::vector<std::string> paths;
-    for (const DataSource& s : c.data.train) paths.push_back(s.path);
-    return fmt::format("{}, documents {}", join_words(paths), text(c, "data.documents"));
-}
-
 }  // namespace
 
 std::string describe(const Config& c) {
     std::string lines = fmt::format("model       {}\n", wrapped(model_line(c), 12));
-    if (!c.init_from.empty()) lines += fmt::format("            weights from {}\n", c.init_from);
     lines += fmt::format("training    {}\n", steps_line(c));
     lines += fmt::format("optimizer   {}\n", optimizer_line(c));
-    if (!c.data.train.empty()) lines += fmt::format("data        {}\n", wrapped(data_line(c), 12));
     return lines;
 }
 

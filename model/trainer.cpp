@@ -26,6 +26,7 @@ Trainer::Trainer(const Config& config)
     arena_ = std::make_unique<Arena>(plan, "training " + (config_.model.preset.empty() ? std::string("this model") : config_.model.preset));
     memory_ = std::make_unique<TrainerMemory>(config_, table_, *arena_);
     memory_->stage.fill_constants();
+    linear_prepare();
 }
 
 int64_t Trainer::memory_bytes() const { return arena_->bytes() + linear_scratch_bytes(); }
@@ -41,6 +42,7 @@ MemoryByClass plan_memory(const Config& config) {
     TrainerMemory(config, table, plan);
     MemoryByClass by_class{};
     for (int c = 0; c < memory_classes; ++c) by_class[static_cast<size_t>(c)] = plan.bytes(static_cast<MemoryClass>(c));
+    by_class[static_cast<size_t>(MemoryClass::workspace)] += linear_scratch_bytes();
     return by_class;
 }
 

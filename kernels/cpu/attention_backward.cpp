@@ -1,13 +1,14 @@
-// kernels/cpu/attention_backward.cpp   Gradients of flash attention (Dao, arXiv 2307.08691, algorithm 2), without atomics.
+// kernels/cpu/attention_backward.cpp   Gradients of flash attention (Dao, arXiv 2307.08691, algorithm 2), no atomics.
 //
-// One step   of a query tile and a key tile, with everything transposed to [key][query] as in forward:
-//              S = K Q^T   P = exp(scale S - lse)   dP = V dO^T   dS = P (dP - delta)   delta = sum over d of dO * O
-//              dV += P dO   dK += dS Q   dQ += dS^T K
-// One pass   a thread owns one key/value head of one sequence and makes all these steps: 5 products. dK and dV stay in its
-//            scratch memory, dQ in a tile; so the sums over queries and over the heads of a group have one fixed order.
-// Two passes when there are too few heads for the threads: dQ by query tiles, then dK and dV by key tiles, 7 products. The
-//            sums are the same, in the same order, so both give the same bits.
-// Memory     fp32 scratch per thread: K, V, dK and dV of one head, 4 * T * D numbers, and a few tiles.
+// One step    of a query tile with a key tile; squares are kept as [key][query], as in forward:
+//               S = scale K Q^T   P = exp(S - lse)   dP = V dO^T   dS = P (dP - delta)   delta = sum over d of dO * O
+//               dV += P dO   dK += scale dS Q   dQ += scale dS^T K
+// One pass    a thread owns one key/value head of one sequence and makes all its steps: 5 products. dK and dV stay in
+//             its scratch memory, dQ in a tile, so the sums over queries and heads of a group have one fixed order.
+// Two passes  with few heads for the threads: dQ by query tiles, dK and dV by key tiles, 7 products. The sums are the
+//             same in the same order, so both ways give the same bits.
+// Memory      fp32 scratch per thread: K, V, dK and dV of one head (4 * T * D numbers) and a few tiles.
+// Numerics    fp32 throughout; dq, dk and dv are rounded once.
 #include "kernels/cpu/attention_tiles.h"
 
 namespace trifold {
@@ -24,8 +25,8 @@ struct Part {
 };
 
 struct Scratch {
-    float *k_TD, *v_TD, *dk_TD, *dv_TD;                   // of the part's keys
-    float *q_QD, *do_QD, *dq_QD, *q_DQ, *do_DQ;           // of one query tile
+    float *k_TD, *v_TD, *dk_TD, *dv_TD;          // of the part's keys
+    float *q_QD, *do_QD, *dq_QD, *q_DQ, *do_DQ;  // of one query tile
     float *lse_Q, *delta_Q, *p_KQ, *ds_KQ;
 
     Scratch(float* base, int64_t T, int64_t Dp) {
@@ -111,7 +112,8 @@ private:
     }
     float dot(const T* x, const float* y) const {
         f32x16 sum(0.0f);
-        simd::for_groups(a_.D, [&](int64_t d, auto width) TRIFOLD_BODY { sum += simd::load(x + d, width) * load(y + d); });
+        simd::for_groups(a_.D,
+                         [&](int64_t d, auto width) TRIFOLD_BODY { sum += simd::load(x + d, width) * load(y + d); });
         return simd::sum(sum);
     }
 
@@ -256,11 +258,12 @@ void backward(const AttentionBackward& a) {
 void cpu::attention_backward(const AttentionBackward& a) {
     TRIFOLD_ASSERT(a.H % a.K == 0);
     if (a.B * a.T * a.H * a.D == 0) return;
-    a.q_NHD.dtype == DType::bf16 ? cpu::attention::backward<bf16>(a) : cpu::attention::backward<float>(a);
+    with_act(a.q_NHD.dtype, [&](auto act) { attention::backward<decltype(act)>(a); });
 }
 
 int64_t attention_workspace(const AttentionBackward& a) {
-    return omp_get_max_threads() * cpu::attention::Scratch::bytes(a.T, cpu::attention::round_up(a.D, cpu::attention::lanes));
+    return omp_get_max_threads() *
+           cpu::attention::Scratch::bytes(a.T, cpu::attention::round_up(a.D, cpu::attention::lanes));
 }
 
 }  // namespace trifold

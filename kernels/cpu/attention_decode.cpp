@@ -1,6 +1,7 @@
 // kernels/cpu/attention_decode.cpp   o = softmax(scale * q k^T + mask) v for up to 4 queries of each sequence.
 //
-// Work item   one key/value head and one part of its keys, for all queries of the heads that share it: every key and value is
+// Work item   one key/value head and one part of its keys, for all queries of the heads that share it: every key and
+// value is
 //             read once from memory. The parts of a head are merged afterwards, in order, by their maxima and sums.
 // Parts       cut by the number of keys alone, so that results depend neither on threads nor on other sequences.
 // Traffic     2 * Tk * D elements per key/value head; memory bound.
@@ -31,7 +32,7 @@ TRIFOLD_INLINE Register sums_of_lanes(Register* in, std::integer_sequence<int, i
     return in[0];
 }
 
-// sum[r] = the lanewise products of q and key r, added up; 4 or 8 keys, so that their addresses stay in registers
+// sum[r] = the lanewise products of q and key r, added up. Up to 8 keys, so that their addresses stay in registers.
 template <int keys, class T>
 TRIFOLD_INLINE void add_products(const float* q, const T* const (&key)[keys], int64_t D, Register* sum) {
     for (int r = 0; r < keys; ++r) sum[r] = Register{};
@@ -44,7 +45,7 @@ TRIFOLD_INLINE void add_products(const float* q, const T* const (&key)[keys], in
     });
 }
 
-// score[k] = q . key k, for a whole tile; keys from `keys` on repeat the last one.
+// score[k] = q . key k in whole registers; those from `keys` on repeat the last key.
 template <class T>
 void dot_products(const float* q, Rows<T> k_KD, int64_t keys, int64_t D, float* score) {
     constexpr int w = register_lanes, at_once = std::min(w, 8);
@@ -55,8 +56,7 @@ void dot_products(const float* q, Rows<T> k_KD, int64_t keys, int64_t D, float* 
             for (int i = 0; i < at_once; ++i) key[i] = k_KD[std::min(k + r + i, keys - 1)];
             add_products(q, key, D, sum + r);
         }
-        const Register sums = sums_of_lanes(sum, std::make_integer_sequence<int, w>());
-        store_register(score + k, sums);
+        store_register(score + k, sums_of_lanes(sum, std::make_integer_sequence<int, w>()));
     }
 }
 
@@ -73,12 +73,12 @@ template <class T>
 void add_values(const float* p, Rows<T> v_KD, int64_t keys, float shrink, int64_t D, float* o) {
     int64_t d = 0;
     for (; d + 4 * lanes <= D; d += 4 * lanes) add_values<4>(p, v_KD.at(0, d), keys, shrink, o + d, simd::Full{});
-    simd::for_groups(D - d, [&](int64_t i, auto width) TRIFOLD_BODY {
-        add_values<1>(p, v_KD.at(0, d + i), keys, shrink, o + d + i, width);
-    });
+    simd::for_groups(D - d, [&](int64_t i, auto width)
+                                TRIFOLD_BODY { add_values<1>(p, v_KD.at(0, d + i), keys, shrink, o + d + i, width); });
 }
 
-// Scores become probabilities relative to the new maximum; returns what the sums so far shrink by.
+// Scores of a tile become probabilities relative to the new maximum, zero outside `seen`; returns what the sums so far
+// shrink by.
 float softmax(float* score, Range seen, const Partial& row) {
     f32x16 highest(*row.max);
     for (int64_t k = 0; k < tile; ++k)
@@ -101,7 +101,10 @@ template <class T>
 class Decode {
 public:
     explicit Decode(const AttentionForward& args)
-        : a_(args), Dp_(round_up(args.D, lanes)), group_(args.H / args.K), part_(std::max(shortest_part, round_up(ceil_div(args.Tk, max_parts), tile))) {}
+        : a_(args),
+          Dp_(round_up(args.D, lanes)),
+          group_(args.H / args.K),
+          part_(std::max(shortest_part, round_up(ceil_div(args.Tk, max_parts), tile))) {}
 
     void run() const {
         TRIFOLD_ASSERT(a_.workspace.bytes() >= decode_workspace(a_));
@@ -112,7 +115,8 @@ public:
             for (int64_t bk = 0; bk < heads; ++bk)
                 for (int64_t part = 0; part < parts(); ++part) attend(bk / a_.K, bk % a_.K, part);
 #pragma omp for
-            for (int64_t row = 0; row < a_.B * a_.H * a_.Tq; ++row) merge(row / a_.Tq / a_.H, row / a_.Tq % a_.H, row % a_.Tq);
+            for (int64_t row = 0; row < a_.B * a_.H * a_.Tq; ++row)
+                merge(row / a_.Tq / a_.H, row / a_.Tq % a_.H, row % a_.Tq);
         }
     }
 
@@ -133,9 +137,9 @@ private:
         const Range keys = seen.all.within({part * part_, std::min(a_.Tk, (part + 1) * part_)});
         const int64_t head = b * a_.kv_batch_stride + kv * a_.D;
         const Rows<T> k{a_.k_NKD.as<T>() + head, a_.kv_stride}, v{a_.v_NKD.as<T>() + head, a_.kv_stride};
-        Ahead ahead;
         for (int64_t key = keys.begin / tile * tile; key < keys.end; key += tile) {
             const int64_t count = std::min(tile, keys.end - key), next = key + tile;
+            Ahead ahead;
             ahead.add(v.at(next), std::min(tile, keys.end - next), a_.D);
             ahead.add(k.at(next), std::min(tile, keys.end - next), a_.D);
             for_rows(kv, [&](int64_t h, int64_t i) {
@@ -157,9 +161,8 @@ private:
 
     void start(int64_t b, int64_t h, int64_t i, const Partial& row) const {
         const T* q = a_.q_NHD.as<T>() + b * a_.q_batch_stride + i * a_.q_stride + h * a_.D;
-        simd::for_groups(a_.D, [&](int64_t d, auto width) TRIFOLD_BODY {
-            store(row.q_D + d, simd::load(q + d, width) * a_.scale);
-        });
+        simd::for_groups(
+            a_.D, [&](int64_t d, auto width) TRIFOLD_BODY { store(row.q_D + d, simd::load(q + d, width) * a_.scale); });
         std::fill(row.o_D, row.o_D + Dp_, 0.0f);
         *row.max = lowest_score;
         *row.sum = 0.0f;

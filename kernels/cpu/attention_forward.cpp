@@ -47,8 +47,7 @@ struct Item {
 template <class T>
 class Forward {
 public:
-    Forward(const AttentionForward& args, float* scratch)
-        : a_(args), Dp_(round_up(args.D, lanes)), s_(scratch, Dp_) {}
+    Forward(const AttentionForward& args, float* scratch) : a_(args), Dp_(round_up(args.D, lanes)), s_(scratch, Dp_) {}
 
     void run(const Item& item) {
         const int64_t n = ceil_div(item.queries.size(), tile);
@@ -116,7 +115,8 @@ private:
         });
     }
 
-    // Queries [16 v, 16 v + 16): scores become probabilities relative to the new maximum, exactly zero where nothing is seen.
+    // Queries [16 v, 16 v + 16): scores become probabilities relative to the new maximum, exactly zero where nothing is
+    // seen.
     template <bool whole>
     void softmax(QueryTile& t, const Visible& visible, int64_t v) {
         const Range keys = visible.keys_of_vector(v);
@@ -186,12 +186,10 @@ void forward(const AttentionForward& a) {
 void cpu::attention_forward(const AttentionForward& a) {
     TRIFOLD_ASSERT(a.H % a.K == 0 && a.q_offset + a.Tq <= a.Tk);
     if (a.B * a.Tq * a.H * a.D == 0) return;
-    const bool decode = a.Tq <= attention::decode_queries;
-    if (a.q_NHD.dtype == DType::bf16) {
-        decode ? attention::decode<bf16>(a) : attention::forward<bf16>(a);
-    } else {
-        decode ? attention::decode<float>(a) : attention::forward<float>(a);
-    }
+    with_act(a.q_NHD.dtype, [&](auto act) {
+        using T = decltype(act);
+        a.Tq <= attention::decode_queries ? attention::decode<T>(a) : attention::forward<T>(a);
+    });
 }
 
 // Enough for fewer queries and for any number of keys as well.

@@ -1,51 +1,31 @@
-// kernels/cpu/attention_tiles.h   What forward and backward attention share: tiles, their products, and which parts a query sees.
+// kernels/cpu/attention_tiles.h   What forward and backward attention share: tiles, and the products of tiles.
 //
-// Tiles      64 queries by 64 keys, in fp32 whatever the inputs are (bf16 rows are converted once per tile). Scores are kept
-//            transposed, [key][query], so that the softmax over keys runs lane by lane and needs no sum across lanes.
-// Products   c[row][16 lanes] += a(row, k) * b[k][16 lanes]: one number of `a` is spread over all lanes, a block of 4 rows by
-//            up to 4 vectors of c stays in registers. Every product of attention has this form, with `a` read by row or by
-//            column, so nothing but queries and output gradients is ever transposed.
-// Order      an element of c is one chain of fused multiply-adds over k, whatever the block it is in; a masked pair adds an
-//            exact zero. So a result depends neither on which parts of a tile are skipped nor on the threads.
+// Tiles      64 queries by 64 keys, in fp32 whatever the inputs are: rows of bf16 are converted once per tile. Scores
+// are
+//            kept transposed, [key][query]: the softmax over keys runs lane by lane and needs no sum across lanes.
+// Products   c[row][16 lanes] += a(row, k) * b[k][16 lanes]: one number of `a` is spread over all lanes; a block of 4
+// rows
+//            by up to 4 vectors of c stays in registers. Every product of attention has this form, with `a` read by
+//            rows or by columns, so that only queries and output gradients are ever transposed.
+// Order      an element of c is one chain of multiply-adds over k, whatever the block it is in, and a masked pair adds
+// an
+//            exact zero. So results depend neither on which parts of a tile are skipped nor on threads.
 #pragma once
 #include <omp.h>
 
-#include <algorithm>
 #include <cfloat>
 #include <cmath>
 #include <utility>
 
-#include "kernels/cpu/simd.h"
-#include "kernels/ops.h"
+#include "kernels/cpu/attention_mask.h"
+#include "kernels/cpu/parallel.h"
 
 namespace trifold::cpu::attention {
 
 using simd::f32x16;
-using simd::lanes;
-
-inline constexpr int64_t tile = 64;            // queries or keys of a tile
-inline constexpr int64_t cell = 4;             // invisible parts are skipped in squares of this many queries and keys
-inline constexpr int64_t cells = tile / cell;  // of one edge of a tile
 
 // Starts a running maximum: below any score, but the difference of two such values is a number.
 inline constexpr float lowest_score = -FLT_MAX / 2;
-
-constexpr int64_t ceil_div(int64_t a, int64_t b) { return (a + b - 1) / b; }
-constexpr int64_t round_up(int64_t a, int64_t b) { return ceil_div(a, b) * b; }
-
-struct Range {
-    int64_t begin = 0, end = 0;
-    bool empty() const { return begin >= end; }
-    int64_t size() const { return end - begin; }
-    bool operator==(const Range&) const = default;
-    // The smallest range that holds both.
-    Range with(Range other) const {
-        if (empty()) return other;
-        if (other.empty()) return *this;
-        return {std::min(begin, other.begin), std::max(end, other.end)};
-    }
-    Range within(Range other) const { return {std::max(begin, other.begin), std::min(end, other.end)}; }
-};
 
 // Scratch memory holds whole vectors only.
 TRIFOLD_INLINE f32x16 load(const float* p) { return simd::load(p, simd::Full{}); }
@@ -53,7 +33,7 @@ TRIFOLD_INLINE void store(float* p, const f32x16& v) { simd::store(p, v, simd::F
 
 // ---------------------------------------------------------------- products
 
-// Registers hold rows * vectors of c, a row of b and one spread number.
+// Rows and 16-lane vectors of a block: registers hold it, a row of b and one spread number.
 #if defined(__AVX512F__)
 inline constexpr int64_t most_vectors = 4;
 constexpr int64_t block_rows(int64_t vectors) { return vectors > 2 ? 4 : 8; }
@@ -147,122 +127,25 @@ void multiply(const Product& p) {
     }
 }
 
-// ---------------------------------------------------------------- visibility
-
-// The keys that each query of a tile sees: [first, last], empty for lanes that hold no query.
-struct Limits {
-    alignas(64) int32_t first[tile], last[tile];
-    int64_t queries = 0;
-    Range all;     // keys that any of the queries sees
-    Range common;  // keys that all of the queries see; empty where the tile has fewer than 64 queries
-};
-
-// What the masks of both directions have in common.
-struct Masking {
-    int64_t q_offset, window, keys;
-    const int32_t* doc_start;  // of this sequence's queries, or null
-};
-
-inline Limits limits_of(const Masking& m, int64_t query, int64_t queries) {
-    Limits out;
-    out.queries = queries;
-    out.common = {0, queries == tile ? m.keys : 0};
-    for (int64_t i = 0; i < tile; ++i) {
-        const int64_t position = query + i + m.q_offset;
-        const int64_t window_start = m.window > 0 ? std::max<int64_t>(0, position - m.window + 1) : 0;
-        const int64_t document = m.doc_start && i < queries ? m.doc_start[query + i] : 0;
-        Range seen{std::max(window_start, document), std::min(position + 1, m.keys)};
-        if (i >= queries) seen = {INT32_MAX, 0};
-        out.first[i] = static_cast<int32_t>(seen.begin);
-        out.last[i] = static_cast<int32_t>(seen.end - 1);
-        out.all = out.all.with(seen);
-        out.common = out.common.within(seen);
-    }
-    return out;
-}
-
-// Which cells of a pair of tiles hold a visible pair, as ranges of queries or keys inside the tiles.
-struct Visible {
-    bool whole = true;    // every query sees every key: no masks
-    int64_t key = 0;      // the key tile's first key
-    Range keys_of[cells];     // of each row of 4 queries
-    Range queries_of[cells];  // of each row of 4 keys
-    Range vectors_of[cells];  // the same, widened to whole vectors
-
-    Range keys_of_vector(int64_t v) const {
-        Range out;
-        for (int64_t g = v * lanes / cell; g < (v + 1) * lanes / cell; ++g) out = out.with(keys_of[g]);
-        return out;
-    }
-};
-
-inline Visible visible_cells(const Limits& limits, int64_t key) {
-    Visible out;
-    out.key = key;
-    out.whole = limits.common.begin <= key && key + tile <= limits.common.end;
-    if (out.whole) {
-        std::fill(out.keys_of, out.keys_of + cells, Range{0, tile});
-        std::fill(out.queries_of, out.queries_of + cells, Range{0, tile});
-        std::fill(out.vectors_of, out.vectors_of + cells, Range{0, tile});
-        return out;
-    }
-    for (int64_t g = 0; g < cells; ++g) {
-        Range keys;
-        for (int64_t i = g * cell; i < (g + 1) * cell; ++i)
-            keys = keys.with(Range{limits.first[i] - key, limits.last[i] + 1 - key}.within({0, tile}));
-        if (keys.empty()) continue;
-        out.keys_of[g] = {keys.begin / cell * cell, round_up(keys.end, cell)};
-        for (int64_t k = out.keys_of[g].begin / cell; k < out.keys_of[g].end / cell; ++k)
-            out.queries_of[k] = out.queries_of[k].with({g * cell, (g + 1) * cell});
-    }
-    for (int64_t g = 0; g < cells; ++g)
-        out.vectors_of[g] = {out.queries_of[g].begin / lanes * lanes, round_up(out.queries_of[g].end, lanes)};
-    return out;
-}
-
-// Calls body(row, rows, range) for runs of cells that have the same range, at most 16 rows at a time.
-template <class Body>
-void for_runs(const Range (&ranges)[cells], Body body) {
-    for (int64_t g = 0, next; g < cells; g = next) {
-        for (next = g + 1; next < cells && next % cell && ranges[next] == ranges[g];) ++next;
-        if (!ranges[g].empty()) body(g * cell, (next - g) * cell, ranges[g]);
-    }
-}
-
-// Lanes of queries [16 v, 16 v + 16) that see `key`.
-struct LaneLimits {
-    simd::Lanes<int32_t> first, last;
-    LaneLimits(const Limits& limits, int64_t v) {
-        std::memcpy(&first, limits.first + v * lanes, sizeof first);
-        std::memcpy(&last, limits.last + v * lanes, sizeof last);
-    }
-    TRIFOLD_INLINE simd::Mask see(int64_t key) const {
-        const auto k = static_cast<int32_t>(key);
-        return (first < simd::Lanes<int32_t>(k + 1)) & (last > simd::Lanes<int32_t>(k - 1));
-    }
-};
-
 // ---------------------------------------------------------------- moving tiles
 
 // fp32 copy of `rows` rows of D elements, padded with zeros to whole cells and whole vectors.
 template <class T>
 void load_rows(Rows<T> from, int64_t rows, int64_t D, Rows<float> to) {
     for (int64_t r = 0; r < rows; ++r)
-        simd::for_groups(D, [&](int64_t i, auto width) TRIFOLD_BODY {
-            store(to[r] + i, simd::load(from[r] + i, width));
-        });
+        simd::for_groups(D,
+                         [&](int64_t i, auto width) TRIFOLD_BODY { store(to[r] + i, simd::load(from[r] + i, width)); });
     for (int64_t r = rows; r < round_up(rows, cell); ++r) std::fill(to[r], to[r] + to.stride, 0.0f);
 }
 
 // to[r][0..D) = factor * from[r][0..D)
 template <class T>
 TRIFOLD_INLINE void store_row(const float* from, float factor, int64_t D, T* to) {
-    simd::for_groups(D, [&](int64_t i, auto width) TRIFOLD_BODY {
-        simd::store(to + i, load(from + i) * factor, width);
-    });
+    simd::for_groups(D,
+                     [&](int64_t i, auto width) TRIFOLD_BODY { simd::store(to + i, load(from + i) * factor, width); });
 }
 
-// Rows r and r + w/2 interleave into rows 2r and 2r + 1: done log2(w) times, this transposes a w x w matrix of registers.
+// Rows r and r + w/2 interleave into rows 2r and 2r + 1. Done log2(w) times, this transposes w registers of w lanes.
 template <int... i>
 TRIFOLD_INLINE void interleave(const Register* in, Register* out, std::integer_sequence<int, i...>) {
     constexpr int w = register_lanes;
@@ -277,7 +160,8 @@ inline void transpose(Rows<const float> from, int64_t queries, int64_t D, float 
     for (int64_t q = 0; q < tile; q += w)
         for (int64_t d = 0; d < D; d += w) {
             Register rows[w], half_way[w];
-            for (int r = 0; r < w; ++r) rows[r] = q + r < queries ? load_register(from[q + r] + d) * factor : Register{};
+            for (int r = 0; r < w; ++r)
+                rows[r] = q + r < queries ? load_register(from[q + r] + d) * factor : Register{};
             for (int step = 1; step < w; step *= 2) {
                 interleave(rows, half_way, std::make_integer_sequence<int, w>());
                 std::copy(half_way, half_way + w, rows);
@@ -286,8 +170,8 @@ inline void transpose(Rows<const float> from, int64_t queries, int64_t D, float 
         }
 }
 
-// Memory that is needed soon: inputs of the next step, and outputs, which are slow to write unless their lines are already
-// here. All of these are short pieces of long rows, which no hardware foresees. A few rows are fetched between products.
+// Memory that is needed soon: inputs of the next step, and outputs, which are slow to write unless their lines are here
+// already. They are short pieces of long rows, which no hardware foresees. A few rows are fetched between products.
 class Ahead {
 public:
     template <class T>
@@ -318,9 +202,10 @@ private:
 
 // ---------------------------------------------------------------- exponential, threads
 
-// e^x for x up to 88, zero below -87 (so also for the -infinity of a masked pair). A NaN stays one.
+// e^x for x up to 88; zero below -80 (also for the -infinity of a masked pair), so that products of probabilities with
+// ordinary numbers are no denormals, which are slow. A NaN stays one.
 TRIFOLD_INLINE f32x16 exp_or_zero(const f32x16& x) {
-    return simd::select(x < -87.0f, f32x16(0.0f), simd::exp_in_range(x));
+    return simd::select(x < -80.0f, f32x16(0.0f), simd::exp_in_range(x));
 }
 
 // Threads that the workspace was planned for.

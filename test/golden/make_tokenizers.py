@@ -37,6 +37,7 @@ naïve café cafe\u0301 Zürich Straße façade e\u0301\u0323 n\u0303o o\u0308\u
 <|endoftext|> <|im_start|> <|im_end|> <|begin_of_text|> <|eot_id|> <|start_header_id|> <| |> <|endoftext <|a|> <|a|><|b|> <|b|> <|a|><|c|> <mask> </s>
 http://example.com/a?b=c&d=e user@example.org C:\\\\path ★★★★ ———— …… aaaaaaaaaaaaaaaa aaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaa ababababababab
 \u0301 \u0327\u0301 \u200b \u200c \u200d \ufeff \u180e \u00ad \ufffd \u0000 \u0001 \u007f \u0085 \u00a0 \u1680 \u2003 \u2028 \u2029 \u202f \u205f \u3000
+\u1df9\u0364 \U00010f47\u0340 e\U0001e4ec\u0301 \U00011935\U00011930 \U00031350\U000323af \U0002ebf0 \u1c89\ua7cb \U0001e4f0\U00016d70 \U000105d2\u0307
 """
 # Runs of white space, put between or instead of words.
 SPACES = [" ", " ", " ", " ", " ", " ", "\n", "\n", "  ", "   ", "        ", "\t", "\t\t", "\n\n", "\n\n\n", "\r\n", "\r", " \n", "\n ",

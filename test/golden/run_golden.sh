@@ -22,7 +22,7 @@ train() {
     shift 3
     mkdir -p "$work/$name"
     "$trifold" train --config "$data/train.json" --init.from="$model" --data.train="$data/tokens.bin" --run.dir="$work/$name/run" \
-        --run.tensorboard=off --debug.dump_grads="$work/$name/grads" --debug.dump_params="$work/$name/params" "$@" \
+        --run.tensorboard=off --run.threads=1 --debug.dump_grads="$work/$name/grads" --debug.dump_params="$work/$name/params" "$@" \
         >"$work/$name/log" 2>&1 && return
     wrong "$name: trifold train ended with exit code $?"
     tail -n 5 "$work/$name/log"

@@ -353,19 +353,21 @@ TEST_CASE("attention does not depend on threads", "[attention]") {
 }
 
 TEST_CASE("attention of a sequence does not depend on the batch", "[attention]") {
-    for (int64_t T : {2, 130}) {
+    for (int64_t T : {2, 130, 600}) {
         Case<float> batch({.B = 3, .T = T, .H = 4, .K = 2, .D = 64});
         batch.run();
+        const std::vector<float> last = with_cache(batch, T - 1, 1);
         for (int64_t b = 0; b < 3; ++b) {
             Shape s = batch.s;
             s.B = 1;
             Case<float> alone(s);
-            const int64_t fused = s.batch_stride(), dense = s.T * s.H * s.D;
+            const int64_t fused = s.batch_stride(), row = s.H * s.D, dense = s.T * row;
             std::copy_n(batch.qkv.begin() + b * fused, fused, alone.qkv.begin());
             std::copy_n(batch.dO.begin() + b * dense, dense, alone.dO.begin());
             alone.run();
             CHECK(std::memcmp(&batch.o[b * dense], alone.o.data(), dense * 4) == 0);
             CHECK(std::memcmp(&batch.dqkv[b * fused], alone.dqkv.data(), fused * 4) == 0);
+            CHECK(std::memcmp(&last[b * row], with_cache(alone, T - 1, 1).data(), row * 4) == 0);
         }
     }
 }
@@ -376,7 +378,9 @@ TEMPLATE_TEST_CASE("isolated documents do not see each other", "[attention]", fl
     Random random(77);
     for (int64_t b = 0; b < 2; ++b)
         for (int64_t t = 0; t < border; ++t) {
-            for (int64_t i = 0; i < 8 * 64; ++i) after.qkv[after.s.at(b, t, 0, i)] = TestType(30.0f * random.uniform());
+            // q and k of usual size, v so large that even the smallest fp32 probability of it would show.
+            for (int64_t i = 0; i < 6 * 64; ++i) after.qkv[after.s.at(b, t, 0, i)] = TestType(30.0f * random.uniform());
+            for (int64_t i = 6 * 64; i < 8 * 64; ++i) after.qkv[after.s.at(b, t, 0, i)] = TestType(1e30f * random.uniform());
             for (int64_t i = 0; i < 4 * 64; ++i) after.dO[after.s.dense(b, t, 0, i)] = TestType(30.0f * random.uniform());
         }
     before.run();

@@ -212,10 +212,10 @@ TEST_CASE("bf16 and several files") {
     write_bytes(folder / "tokenizer.json", "{}");
     CHECK(export_hf(folder / "out", model, table, weights.data(), {.dtype = DType::bf16, .file_bytes = 5000, .tokenizer = folder / "tokenizer.json"}) == 2 * table.count());
     CHECK(fs::exists(folder / "out/tokenizer.json"));
-    CHECK(fs::exists(folder / "out/model-00001-of-00005.safetensors"));
+    CHECK(fs::exists(folder / "out/model-00001-of-00006.safetensors"));
     CHECK_FALSE(fs::exists(folder / "out/model.safetensors"));
-    CHECK(SafetensorsFile(folder / "out/model-00001-of-00005.safetensors").tensors()[0].type == SafeType::bf16);
-    CHECK(SafetensorsFile(folder / "out/model-00001-of-00005.safetensors").metadata().at("format") == "pt");
+    CHECK(SafetensorsFile(folder / "out/model-00001-of-00006.safetensors").tensors()[0].type == SafeType::bf16);
+    CHECK(SafetensorsFile(folder / "out/model-00001-of-00006.safetensors").metadata().at("format") == "pt");
     std::vector<float> back(weights.size());
     import_hf(folder / "out", table, back.data());
     int wrong = 0;
@@ -227,10 +227,10 @@ TEST_CASE("bf16 and several files") {
     std::string renamed = index;
     renamed.replace(renamed.find("model.norm.weight"), 17, "model.nrom.weight");
     write_bytes(folder / "out/model.safetensors.index.json", renamed);
-    CHECK(has(problem_of([&] { import_hf(folder / "out", table, back.data()); }), "'model.nrom.weight' is not in model-00005"));
+    CHECK(has(problem_of([&] { import_hf(folder / "out", table, back.data()); }), "'model.nrom.weight' is not in model-00006"));
     write_bytes(folder / "out/model.safetensors.index.json", index);
-    fs::remove(folder / "out/model-00003-of-00005.safetensors");
-    CHECK(has(problem_of([&] { import_hf(folder / "out", table, back.data()); }), "model-00003-of-00005.safetensors: No such file"));
+    fs::remove(folder / "out/model-00003-of-00006.safetensors");
+    CHECK(has(problem_of([&] { import_hf(folder / "out", table, back.data()); }), "model-00003-of-00006.safetensors: No such file"));
     fs::remove(folder / "out/model.safetensors.index.json");
     CHECK(has(problem_of([&] { import_hf(folder / "out", table, back.data()); }), "holds neither model.safetensors nor"));
     CHECK(has(problem_of([&] { export_hf(folder / "out", model, table, weights.data()); }), "is not an empty folder"));
