@@ -71,10 +71,15 @@ int train_command(int argc, char** argv) {
         return 0;
     }
     Run run(train_config(args));
-    while (run.next()) {
-        run.record(train_step(run.trainer(), run.batch(), run));
-        if (run.evaluation_due()) run.record_evaluation(evaluate(run.trainer(), run));
-        if (run.checkpoint_due()) run.save();
+    try {
+        while (run.next()) {
+            run.record(train_step(run.trainer(), run.batch(), run));
+            if (run.evaluation_due()) run.record_evaluation(evaluate(run.trainer(), run));
+            if (run.checkpoint_due()) run.save();
+        }
+    } catch (const Problem&) {  // bad data, too many bad steps: what was learnt before is kept
+        run.save_last();
+        throw;
     }
     return static_cast<int>(run.finish());
 }

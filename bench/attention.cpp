@@ -1,10 +1,12 @@
 // bench/attention.cpp   Attention on the CPU against what the machine can do, measured alternately in the same run.
 //
-// Forward and backward: GFLOP/s over the pairs that are visible (4 D per pair forward, 10 D backward; what is recomputed is not
-// counted), and the share of the peak of a loop of multiply-adds on registers. Decoding: bytes of the key/value cache per second,
-// and the share of a plain read of the same bytes. Medians over the rounds; `best` is the fastest round of each.
+// Forward and backward: GFLOP/s over the pairs that are visible (4 D per pair forward, 10 D backward; what is
+// recomputed is not counted), and the share of the peak of a loop of multiply-adds on registers. Decoding: bytes of the
+// key/value cache per second, and the share of a plain read of the same bytes. Medians over the rounds; `best` is the
+// fastest round of each.
 //   attention [--json] [--only TEXT] [--rounds R] [--threads T] [--clock wall|cpu]
-// cpu: processor time per thread, for machines shared with other work (waiting at barriers counts, being preempted does not).
+// cpu: processor time per thread, for machines shared with other work (waiting at barriers counts, being preempted does
+// not).
 #include <omp.h>
 #include <time.h>
 
@@ -36,11 +38,16 @@ Options parse(int argc, char** argv) {
             o.json = true;
             continue;
         }
-        if (arg == "--only") o.only = value;
-        else if (arg == "--clock") o.clock = value;
-        else if (arg == "--rounds") o.rounds = std::stoll(value);
-        else if (arg == "--threads") o.threads = std::stoll(value);
-        else throw std::invalid_argument("unknown option " + arg);
+        if (arg == "--only")
+            o.only = value;
+        else if (arg == "--clock")
+            o.clock = value;
+        else if (arg == "--rounds")
+            o.rounds = std::stoll(value);
+        else if (arg == "--threads")
+            o.threads = std::stoll(value);
+        else
+            throw std::invalid_argument("unknown option " + arg);
         ++i;
     }
     return o;
@@ -99,6 +106,16 @@ double median(std::vector<double> v) {
 }
 double least(const std::vector<double>& v) { return *std::min_element(v.begin(), v.end()); }
 
+// The compiler may neither drop nor move what computes v.
+template <class Register>
+void keep_in_register(Register& v) {
+#if defined(__x86_64__)
+    asm volatile("" : "+x"(v));
+#else
+    asm volatile("" : "+w"(v));
+#endif
+}
+
 // Independent chains of multiply-adds on registers, on every thread; returns their FLOPs.
 double multiply_adds() {
     using Register = simd::f32x16::Register;
@@ -107,15 +124,15 @@ double multiply_adds() {
     {
         Register sum[chains], factor = Register{} + 0.999f, term = Register{} + 1e-3f;
 #pragma GCC unroll 12
-        for (int64_t c = 0; c < chains; ++c) sum[c] = Register{} + static_cast<float>(c);  // else they would be one chain
+        for (int64_t c = 0; c < chains; ++c) sum[c] = Register{};
         for (int64_t i = 0; i < steps; ++i)
 #pragma GCC unroll 12
-            for (int64_t c = 0; c < chains; ++c) sum[c] = sum[c] * factor + term;
-        Register total{};
+            for (int64_t c = 0; c < chains; ++c) {
+                sum[c] = sum[c] * factor + term;
+                keep_in_register(sum[c]);
+            }
 #pragma GCC unroll 12
-        for (int64_t c = 0; c < chains; ++c) total += sum[c];
-        volatile float keep = total[0];
-        (void)keep;
+        for (int64_t c = 0; c < chains; ++c) keep_in_register(sum[c]);
     }
     return 2.0 * steps * chains * (simd::register_bytes / 4) * omp_get_max_threads();
 }
@@ -124,7 +141,8 @@ double multiply_adds() {
 void read(const Tensor& t) {
     cpu::parallel_elems(t.bytes() / 4, [&](int64_t begin, int64_t end) {
         simd::f32x16 sum = 0.0f;
-        for (int64_t i = begin; i + simd::lanes <= end; i += simd::lanes) sum += simd::load(static_cast<float*>(t.data) + i, simd::Full{});
+        for (int64_t i = begin; i + simd::lanes <= end; i += simd::lanes)
+            sum += simd::load(static_cast<float*>(t.data) + i, simd::Full{});
         volatile float keep = simd::sum(sum);
         (void)keep;
     });
@@ -145,19 +163,52 @@ public:
         Memory m;
         const int64_t N = s.B * s.T, S = (s.H + 2 * s.K) * s.D;
         const Tensor qkv = m.floats(act, N * S), dqkv = m.floats(act, N * S);
-        AttentionForward f{.q_NHD = qkv, .k_NKD = qkv.from(s.H * s.D), .v_NKD = qkv.from((s.H + s.K) * s.D), .doc_start_N = {},
-                           .o_NHD = m.floats(act, N * s.H * s.D), .lse_BHT = m.floats(DType::f32, N * s.H), .workspace = {}, .B = s.B,
-                           .Tq = s.T, .Tk = s.T, .H = s.H, .K = s.K, .D = s.D, .q_stride = S, .kv_stride = S,
-                           .q_batch_stride = s.T * S, .kv_batch_stride = s.T * S, .window = s.window, .scale = 0.125f};
-        AttentionBackward g{.q_NHD = f.q_NHD, .k_NKD = f.k_NKD, .v_NKD = f.v_NKD, .o_NHD = f.o_NHD,
-                            .do_NHD = m.floats(act, N * s.H * s.D), .lse_BHT = f.lse_BHT, .doc_start_N = {}, .dq_NHD = dqkv,
-                            .dk_NKD = dqkv.from(s.H * s.D), .dv_NKD = dqkv.from((s.H + s.K) * s.D), .workspace = {}, .B = s.B,
-                            .T = s.T, .H = s.H, .K = s.K, .D = s.D, .q_stride = S, .kv_stride = S,
-                            .q_batch_stride = s.T * S, .kv_batch_stride = s.T * S, .window = s.window, .scale = 0.125f};
+        AttentionForward f{.q_NHD = qkv,
+                           .k_NKD = qkv.from(s.H * s.D),
+                           .v_NKD = qkv.from((s.H + s.K) * s.D),
+                           .doc_start_N = {},
+                           .o_NHD = m.floats(act, N * s.H * s.D),
+                           .lse_BHT = m.floats(DType::f32, N * s.H),
+                           .workspace = {},
+                           .B = s.B,
+                           .Tq = s.T,
+                           .Tk = s.T,
+                           .H = s.H,
+                           .K = s.K,
+                           .D = s.D,
+                           .q_stride = S,
+                           .kv_stride = S,
+                           .q_batch_stride = s.T * S,
+                           .kv_batch_stride = s.T * S,
+                           .window = s.window,
+                           .scale = 0.125f};
+        AttentionBackward g{.q_NHD = f.q_NHD,
+                            .k_NKD = f.k_NKD,
+                            .v_NKD = f.v_NKD,
+                            .o_NHD = f.o_NHD,
+                            .do_NHD = m.floats(act, N * s.H * s.D),
+                            .lse_BHT = f.lse_BHT,
+                            .doc_start_N = {},
+                            .dq_NHD = dqkv,
+                            .dk_NKD = dqkv.from(s.H * s.D),
+                            .dv_NKD = dqkv.from((s.H + s.K) * s.D),
+                            .workspace = {},
+                            .B = s.B,
+                            .T = s.T,
+                            .H = s.H,
+                            .K = s.K,
+                            .D = s.D,
+                            .q_stride = S,
+                            .kv_stride = S,
+                            .q_batch_stride = s.T * S,
+                            .kv_batch_stride = s.T * S,
+                            .window = s.window,
+                            .scale = 0.125f};
         f.workspace = m.reserve(DType::u8, attention_workspace(f));
         g.workspace = m.reserve(DType::u8, attention_workspace(g));
         double pairs = 0, peak_flops = 0;
-        for (int64_t t = 0; t < s.T; ++t) pairs += static_cast<double>(s.B * s.H * (s.window ? std::min(t + 1, s.window) : t + 1));
+        for (int64_t t = 0; t < s.T; ++t)
+            pairs += static_cast<double>(s.B * s.H * (s.window ? std::min(t + 1, s.window) : t + 1));
         std::vector<double> peak_s, forward_s, backward_s;
         for (int64_t r = 0; r < options_.rounds; ++r) {
             peak_s.push_back(clock_.seconds([&] { peak_flops = multiply_adds(); }));
@@ -175,9 +226,24 @@ public:
         if (name.find(options_.only) == std::string::npos) return;
         Memory m;
         const int64_t elems = s.T * s.K * s.D, layers = std::max<int64_t>(1, (48 << 20) / (2 * elems * size_of(act)));
-        AttentionForward f{.q_NHD = m.floats(act, s.H * s.D), .k_NKD = {}, .v_NKD = {}, .doc_start_N = {}, .o_NHD = m.floats(act, s.H * s.D),
-                           .lse_BHT = {}, .workspace = {}, .B = 1, .Tq = 1, .Tk = s.T, .q_offset = s.T - 1, .H = s.H, .K = s.K, .D = s.D,
-                           .q_stride = s.H * s.D, .kv_stride = s.K * s.D, .q_batch_stride = s.H * s.D, .kv_batch_stride = elems,
+        AttentionForward f{.q_NHD = m.floats(act, s.H * s.D),
+                           .k_NKD = {},
+                           .v_NKD = {},
+                           .doc_start_N = {},
+                           .o_NHD = m.floats(act, s.H * s.D),
+                           .lse_BHT = {},
+                           .workspace = {},
+                           .B = 1,
+                           .Tq = 1,
+                           .Tk = s.T,
+                           .q_offset = s.T - 1,
+                           .H = s.H,
+                           .K = s.K,
+                           .D = s.D,
+                           .q_stride = s.H * s.D,
+                           .kv_stride = s.K * s.D,
+                           .q_batch_stride = s.H * s.D,
+                           .kv_batch_stride = elems,
                            .scale = 0.125f};
         f.workspace = m.reserve(DType::u8, attention_workspace(f));
         const Tensor cache = m.floats(act, layers * 2 * elems);
@@ -196,15 +262,17 @@ public:
     }
 
 private:
-    void report(const std::string& name, const char* unit, double work, const std::vector<double>& seconds, double floor_work,
-                const std::vector<double>& floor_seconds) const {
+    void report(const std::string& name, const char* unit, double work, const std::vector<double>& seconds,
+                double floor_work, const std::vector<double>& floor_seconds) const {
         const double rate = work / median(seconds) * 1e-9, best = work / least(seconds) * 1e-9;
-        const double floor = floor_work / median(floor_seconds) * 1e-9, floor_best = floor_work / least(floor_seconds) * 1e-9;
-        const char* line = options_.json ? "{\"op\":\"%s\",\"seconds\":%.6f,\"unit\":\"%s\",\"rate\":%.2f,\"best\":%.2f,"
-                                           "\"peak\":%.2f,\"share\":%.3f,\"share_best\":%.3f}\n"
-                                         : "%-40s %9.3f ms  %7s %7.1f (best %7.1f)   peak %7.1f   share %.2f (best %.2f)\n";
-        std::printf(line, name.c_str(), options_.json ? median(seconds) : median(seconds) * 1e3, unit, rate, best, floor, rate / floor,
-                    best / floor_best);
+        const double floor = floor_work / median(floor_seconds) * 1e-9,
+                     floor_best = floor_work / least(floor_seconds) * 1e-9;
+        const char* line = options_.json
+                               ? "{\"op\":\"%s\",\"seconds\":%.6f,\"unit\":\"%s\",\"rate\":%.2f,\"best\":%.2f,"
+                                 "\"peak\":%.2f,\"share\":%.3f,\"share_best\":%.3f}\n"
+                               : "%-40s %9.3f ms  %7s %7.1f (best %7.1f)   peak %7.1f   share %.2f (best %.2f)\n";
+        std::printf(line, name.c_str(), options_.json ? median(seconds) : median(seconds) * 1e3, unit, rate, best,
+                    floor, rate / floor, best / floor_best);
         std::fflush(stdout);
     }
     Options options_;
@@ -227,6 +295,9 @@ int main(int argc, char** argv) try {
         bench.decode({"gqa-d128-4096", 1, 4096, 32, 8, 128, 0}, act);
     }
 } catch (const std::exception& e) {
-    std::fprintf(stderr, "attention: %s\nusage: attention [--json] [--only TEXT] [--rounds R] [--threads T] [--clock wall|cpu]\n", e.what());
+    std::fprintf(
+        stderr,
+        "attention: %s\nusage: attention [--json] [--only TEXT] [--rounds R] [--threads T] [--clock wall|cpu]\n",
+        e.what());
     return 2;
 }

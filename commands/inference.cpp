@@ -15,7 +15,11 @@ ModelConfig read_model_of(const std::string& path) {
 Config inference_config(const std::vector<std::string>& args, std::vector<CommandFlag> flags, std::string& checkpoint) {
     flags.push_back({"checkpoint", "PATH", "a step, a folder of checkpoints, or a run directory (its newest verified one)", &checkpoint});
     const auto parse = [&](const Config& base) {
-        return parse_config(args, {.base = base, .read_model = read_model_of, .flags = flags, .positional = nullptr});
+        ParseContext context;
+        context.base = base;
+        context.read_model = read_model_of;
+        context.flags = flags;
+        return parse_config(args, context);
     };
     Config config = parse({});
     if (checkpoint.empty() == config.init_from.empty())

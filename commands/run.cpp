@@ -5,7 +5,7 @@
 #include <sys/resource.h>
 
 #include <chrono>
-#include <cmath>
+#include <filesystem>
 #include <limits>
 #include <optional>
 
@@ -57,7 +57,9 @@ LoaderOptions validation_data(const Config& c) {
 }  // namespace
 
 Config train_config(const std::vector<std::string>& args) {
-    Config config = parse_config(args, {.base = {}, .read_model = read_model_of, .flags = {}, .positional = nullptr});
+    ParseContext context;
+    context.read_model = read_model_of;
+    Config config = parse_config(args, context);
     resolve(config);
     if (config.run.device == Device::cuda)
         throw Problem(Exit::usage, "--run.device=cuda: this build of trifold has no CUDA half; use --run.device=cpu");
@@ -107,7 +109,11 @@ struct Run::Parts {
 };
 
 Run::Run(const Config& config) {
-    make_directories(config.run.dir);
+    std::error_code error;
+    std::filesystem::create_directories(config.run.dir, error);
+    if (error || !std::filesystem::is_directory(config.run.dir))
+        throw Problem(Exit::usage, fmt::format("cannot create the run directory {}: {}; give another with --run.dir", config.run.dir,
+                                               error ? error.message() : "a file has this name"));
     parts_ = std::make_unique<Parts>(config);
     Parts& p = *parts_;
     if (!config.data.val.empty()) p.validation.emplace(config.data.val, validation_data(config));
@@ -285,14 +291,18 @@ void Run::after_backward(float unit) {
     dump_tensors(p.config.debug.dump_grads, p.config.model, p.trainer.table(), scaled.data());
 }
 
-Exit Run::finish() {
+void Run::save_last() {
     Parts& p = *parts_;
     if (p.saver) p.report(p.saver->wait());
-    if (p.saved_step != p.trainer.step || p.last_save_failed) {
-        p.saved_step = p.trainer.step;
-        p.trainer.engine().wait_all();
-        p.report(p.store.save(p.trainer.table(), p.flat(), p.state()));
-    }
+    if (p.saved_step == p.trainer.step && !p.last_save_failed) return;
+    p.saved_step = p.trainer.step;
+    p.trainer.engine().wait_all();
+    p.report(p.store.save(p.trainer.table(), p.flat(), p.state()));
+}
+
+Exit Run::finish() {
+    Parts& p = *parts_;
+    save_last();
     if (!p.config.debug.dump_params.empty())
         dump_tensors(p.config.debug.dump_params, p.config.model, p.trainer.table(), p.trainer.optimizer().master().as<float>());
     const StopRequest request = p.signals.requested();

@@ -42,7 +42,8 @@ public:
     void record_evaluation(double loss);
 
     bool checkpoint_due() const;
-    void save();      // in the background when checkpoint.async
+    void save();       // in the background when checkpoint.async
+    void save_last();  // the present step, unless it is saved already; done on return
 
     // debug.*: what train_step calls between backward and update of the first step; planted faults.
     void after_backward(float unit);

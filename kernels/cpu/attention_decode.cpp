@@ -1,10 +1,10 @@
 // kernels/cpu/attention_decode.cpp   o = softmax(scale * q k^T + mask) v for up to 4 queries of each sequence.
 //
-// Work item   one key/value head and one part of its keys, for all queries of the heads that share it: every key and
-// value is
-//             read once from memory. The parts of a head are merged afterwards, in order, by their maxima and sums.
-// Parts       cut by the number of keys alone, so that results depend neither on threads nor on other sequences.
+// Work item   one key/value head and one part of its keys, for all queries of the heads that share it: keys and values
+//             come from memory once. The parts of a head are merged afterwards, in order, by their maxima and sums.
+// Parts       cut by the number of keys alone: results depend neither on threads nor on other sequences.
 // Traffic     2 * Tk * D elements per key/value head; memory bound.
+// Numerics    fp32 sums; lane by lane over D for the scores, key by key for the output.
 #include "kernels/cpu/attention_decode.h"
 
 #include "kernels/cpu/attention_tiles.h"

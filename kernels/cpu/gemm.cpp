@@ -152,7 +152,9 @@ float* GemmScratch::packed_b(int thread) const { return partial_sums() + partial
 
 void gemm(const GemmKernels& kernels, const Gemm& g, const GemmScratch& scratch) {
     TRIFOLD_ASSERT(omp_get_max_threads() <= scratch.threads());
-#pragma omp parallel
+    // Neither the arithmetic nor the reading of b is worth waking a team for tiny products.
+    const bool large = (g.rows + 8) * g.cols * g.depth > (1 << 20);
+#pragma omp parallel if (large)
     multiply_all(kernels, g, scratch);
 }
 

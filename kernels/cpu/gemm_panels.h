@@ -15,8 +15,8 @@
 namespace trifold::cpu {
 namespace {
 
-using Half [[gnu::vector_size(lanes * 2)]] = float;
 constexpr int64_t tile_rows = lanes / 2, tile_cols = 3 * lanes;
+constexpr int64_t panel_rows = lanes;  // two tiles, so that panels of a and b are packed by whole vectors
 constexpr int64_t line = 64;  // bytes of a cache line
 
 #define TRIFOLD_INLINE [[gnu::always_inline]] inline
@@ -49,7 +49,6 @@ struct MakeIndices<0, i...> {
     using type = Indices<i...>;
 };
 using AllLanes = typename MakeIndices<lanes>::type;
-using HalfLanes = typename MakeIndices<lanes / 2>::type;
 
 // Exchanges the lanes of y whose number has no bit `block` with those of x that have it.
 template <int block, int... lane>
@@ -70,24 +69,13 @@ TRIFOLD_INLINE void transpose(Vec* rows) {
 
 // ---------------------------------------------------------------- packing
 
-template <int... lane>
-TRIFOLD_INLINE Half half_of(const Vec& v, int first, Indices<lane...>) {
-    return first ? __builtin_shufflevector(v, v, (lane + lanes / 2)...) : __builtin_shufflevector(v, v, lane...);
-}
+TRIFOLD_INLINE void store(float* p, const Vec& v) { __builtin_memcpy(p, &v, sizeof v); }
 
-// Where a strip of `lanes` outer indices goes: its two halves, which may belong to different panels.
+// Where outer index i, the first of a strip of `lanes`, stands in panels of `width`; from one depth to the next it is `width` floats.
 template <int64_t width>
-struct Strip {
-    float *low, *high;
-    Strip(float* panels, int64_t outer, int64_t depth)
-        : low(at(panels, outer, depth)), high(at(panels, outer + lanes / 2, depth)) {}
-    static float* at(float* panels, int64_t outer, int64_t depth) { return panels + outer / width * width * depth + outer % width; }
-    TRIFOLD_INLINE void put(int64_t k, const Vec& v) const {
-        const Half first = half_of(v, 0, HalfLanes{}), second = half_of(v, 1, HalfLanes{});
-        __builtin_memcpy(low + k * width, &first, sizeof first);
-        __builtin_memcpy(high + k * width, &second, sizeof second);
-    }
-};
+TRIFOLD_INLINE float* strip(float* panels, int64_t i, int64_t depth) {
+    return panels + i / width * width * depth + i % width;
+}
 
 // Up to lanes x lanes elements from memory along the depth; `whole` ones need no masks.
 template <class T, bool whole>
@@ -105,18 +93,18 @@ TRIFOLD_INLINE void load_transposed(const T* from, int64_t stride, int64_t outer
 template <class T, int64_t width>
 void pack_along_depth(const T* from, int64_t stride, int64_t outer, int64_t depth, float* panels) {
     for (int64_t i = 0; i < round_up(outer, width); i += lanes) {
-        const Strip<width> strip(panels, i, depth);
+        float* const to = strip<width>(panels, i, depth);
         int64_t k = 0;
         for (; outer - i >= lanes && depth - k >= lanes; k += lanes) {
             Vec columns[lanes];
             load_transposed<T, true>(from + i * stride + k, stride, lanes, lanes, columns);
 #pragma GCC unroll 16
-            for (int64_t j = 0; j < lanes; ++j) strip.put(k + j, columns[j]);
+            for (int64_t j = 0; j < lanes; ++j) store(to + (k + j) * width, columns[j]);
         }
         for (; k < depth; k += lanes) {
             Vec columns[lanes];
             load_transposed<T, false>(from + i * stride + k, stride, outer - i, depth - k, columns);
-            for (int64_t j = 0; j < lanes && k + j < depth; ++j) strip.put(k + j, columns[j]);
+            for (int64_t j = 0; j < lanes && k + j < depth; ++j) store(to + (k + j) * width, columns[j]);
         }
     }
 }
@@ -128,12 +116,12 @@ void pack_along_outer(const T* from, int64_t stride, int64_t outer, int64_t dept
     for (int64_t k0 = 0; k0 < depth; k0 += some) {
         const int64_t end = k0 + some < depth ? k0 + some : depth;
         for (int64_t i = 0; i < round_up(outer, width); i += lanes) {
-            const Strip<width> strip(panels, i, depth);
+            float* const to = strip<width>(panels, i, depth);
             const T* row = from + i;
             if (outer - i >= lanes)
-                for (int64_t k = k0; k < end; ++k) strip.put(k, load(row + k * stride));
+                for (int64_t k = k0; k < end; ++k) store(to + k * width, load(row + k * stride));
             else
-                for (int64_t k = k0; k < end; ++k) strip.put(k, load_part(row + k * stride, outer - i));
+                for (int64_t k = k0; k < end; ++k) store(to + k * width, load_part(row + k * stride, outer - i));
         }
     }
 }
@@ -172,14 +160,14 @@ void multiply_tile(const float* a, const float* b, int64_t depth, const float* n
             sum[i][1] = multiply_add(x, b1, sum[i][1]);
             sum[i][2] = multiply_add(x, b2, sum[i][2]);
         }
-        a += tile_rows;
+        a += panel_rows;
         b += tile_cols;
         next += fetch;
     }
 #pragma GCC unroll 8
     for (int64_t i = 0; i < tile_rows; ++i)
 #pragma GCC unroll 3
-        for (int64_t j = 0; j < 3; ++j) __builtin_memcpy(tile + i * tile_cols + j * lanes, &sum[i][j], sizeof(Vec));
+        for (int64_t j = 0; j < 3; ++j) store(tile + i * tile_cols + j * lanes, sum[i][j]);
 }
 
 // row (+)= start + bias, then to the type of the result. Start and result may be the same memory.
@@ -225,13 +213,14 @@ void multiply(const GemmTask& t) {
     alignas(64) float tile[tile_rows * tile_cols];
     const int64_t panels = (t.cols + tile_cols - 1) / tile_cols, fetch = (tile_rows + panels - 1) / panels;
     for (int64_t i = 0; i < t.rows; i += tile_rows) {
-        const float* a = t.a + i * t.depth;
+        const int64_t in_panel = i % panel_rows;
+        const float* panel = t.a + (i - in_panel) * t.depth;
         const Span rows{i, t.rows - i < tile_rows ? t.rows - i : tile_rows};
         for (int64_t j = 0; j < t.cols; j += tile_cols) {
             const Span cols{j, t.cols - j < tile_cols ? t.cols - j : tile_cols};
-            const float* next = a + (tile_rows + j / tile_cols * fetch) * t.depth;
+            const float* next = panel + (panel_rows + in_panel + j / tile_cols * fetch) * t.depth;
             fetch_results(t.sums, rows, cols);
-            multiply_tile(a, t.b + j * t.depth, t.depth, next, fetch, tile);
+            multiply_tile(panel + in_panel, t.b + j * t.depth, t.depth, next, fetch, tile);
             if (cols.count == tile_cols)
                 finish_tile(tile, t.sums, rows, {j, tile_cols});
             else

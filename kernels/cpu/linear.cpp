@@ -8,6 +8,7 @@
 
 #include <omp.h>
 
+#include <algorithm>
 #include <mutex>
 #include <optional>
 
@@ -25,7 +26,8 @@ public:
     void run(const Gemm& g) {
         if (g.rows == 0 || g.cols == 0) return;
         const std::lock_guard lock(mutex_);
-        if (amx_ && g.depth > 0 && g.a.data.dtype == DType::bf16 && g.b.data.dtype == DType::bf16) return onednn_.run(g);
+        const bool both_bf16 = g.a.data.dtype == DType::bf16 && g.b.data.dtype == DType::bf16;
+        if (amx_ && both_bf16 && g.depth > 0 && onednn_.run(g)) return;
         prepare();
         gemm(kernels_, g, *scratch_);
     }

@@ -54,7 +54,8 @@ MatmulRates measure_matmul_rates(DType type) {
                 .c_RC = {c.data(), DType::f32, rows * cols}, .rows = rows, .cols = cols, .depth = depth};
     cpu::OnednnProducts onednn;
     const cpu::GemmScratch scratch(omp_get_max_threads());
-    return {.onednn = best_rate([&] { onednn.run(g); }), .own = best_rate([&] { cpu::gemm(cpu::best_gemm_kernels(), g, scratch); })};
+    return {.onednn = onednn.run(g) ? best_rate([&] { onednn.run(g); }) : 0,
+            .own = best_rate([&] { cpu::gemm(cpu::best_gemm_kernels(), g, scratch); })};
 }
 
 double measure_matmul_rate(DType type) {

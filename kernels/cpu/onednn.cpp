@@ -2,6 +2,7 @@
 
 #include <omp.h>
 
+#include <algorithm>
 #include <array>
 #include <map>
 #include <oneapi/dnnl/dnnl.hpp>
@@ -94,11 +95,17 @@ struct OnednnProducts::Cache {
         scratchpad.resize(std::max(scratchpad.size(), e.scratchpad.get_size() + 64));
         return e;
     }
-    Entry& find(const Gemm& g) {
+    // Null where the library has no implementation.
+    Entry* find(const Gemm& g) {
         const Key key = key_of(g);
-        if (const auto found = entries.find(key); found != entries.end()) return found->second;
+        if (const auto found = entries.find(key); found != entries.end()) return &found->second;
         if (entries.size() >= most_primitives) entries.clear();
-        return entries.emplace(key, make(g)).first->second;
+        try {
+            return &entries.emplace(key, make(g)).first->second;
+        } catch (const dnnl::error& e) {
+            if (e.status == dnnl_unimplemented) return nullptr;
+            throw;
+        }
     }
     void* aligned_scratchpad() { return scratchpad.data() + (64 - reinterpret_cast<uintptr_t>(scratchpad.data()) % 64) % 64; }
 };
@@ -106,9 +113,11 @@ struct OnednnProducts::Cache {
 OnednnProducts::OnednnProducts() : cache_(std::make_unique<Cache>()) {}
 OnednnProducts::~OnednnProducts() = default;
 
-void OnednnProducts::run(const Gemm& g) {
+bool OnednnProducts::run(const Gemm& g) {
     TRIFOLD_ASSERT(g.a.data.dtype == g.b.data.dtype && g.rows > 0 && g.cols > 0 && g.depth > 0);
-    Cache::Entry& e = cache_->find(g);
+    Cache::Entry* const entry = cache_->find(g);
+    if (!entry) return false;
+    Cache::Entry& e = *entry;
     e.arguments.at(DNNL_ARG_SRC).set_data_handle(g.a.data.data);
     e.arguments.at(DNNL_ARG_WEIGHTS).set_data_handle(g.b.data.data);
     e.arguments.at(DNNL_ARG_DST).set_data_handle(g.c_RC.data);
@@ -116,6 +125,7 @@ void OnednnProducts::run(const Gemm& g) {
     if (g.bias_C) e.arguments.at(DNNL_ARG_BIAS).set_data_handle(g.bias_C.data);
     e.primitive.execute(cache_->stream, e.arguments);
     cache_->stream.wait();
+    return true;
 }
 
 int64_t OnednnProducts::scratch_bytes() const { return static_cast<int64_t>(cache_->scratchpad.size()); }

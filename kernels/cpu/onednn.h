@@ -18,8 +18,9 @@ class OnednnProducts {
 public:
     OnednnProducts();
     ~OnednnProducts();
-    // a, b and bias have one type, c has it too or is fp32; no dimension is zero.
-    void run(const Gemm&);
+    // a, b and bias have one type, c has it too or is fp32; no dimension is zero. False, and nothing is done, where the library
+    // has no implementation for this processor.
+    bool run(const Gemm&);
     int64_t scratch_bytes() const;
 
 private:

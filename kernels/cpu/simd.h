@@ -108,48 +108,60 @@ TRIFOLD_INLINE void for_groups(int64_t n, Body&& body) {
     if (i < n) body(i, Part{n - i});
 }
 
+// Register by register: GCC takes a copy of the whole through the stack.
 TRIFOLD_INLINE f32x16 load(const float* p, Full) {
     f32x16 v;
-    std::memcpy(&v, p, sizeof v);
+    for (int i = 0; i < f32x16::parts; ++i) std::memcpy(&v.part[i], p + i * (register_bytes / 4), register_bytes);
     return v;
 }
-TRIFOLD_INLINE void store(float* p, const f32x16& v, Full) { std::memcpy(p, &v, sizeof v); }
+TRIFOLD_INLINE void store(float* p, const f32x16& v, Full) {
+    for (int i = 0; i < f32x16::parts; ++i) std::memcpy(p + i * (register_bytes / 4), &v.part[i], register_bytes);
+}
 
-// Sixteen 16-bit integers from and to the lower halves of 32-bit lanes. GCC 12 needs several shuffles for the portable
-// form; the masked intrinsics are those that it compiles without false warnings.
-TRIFOLD_INLINE u32x16 load_u16(const bf16* p) {
+// Sixteen bf16 to and from the upper halves of 32-bit lanes; the lower halves come as zero and are cut off. Three
+// forms, because GCC 12 makes detours of each one where it does not fit (and its unmasked intrinsics warn for no
+// reason).
+using Eight16 [[gnu::vector_size(16)]] = uint16_t;
+TRIFOLD_INLINE u32x16 load_upper(const bf16* p) {
     u32x16 v;
 #if defined(__AVX512F__)
-    v.part[0] = (u32x16::Register)_mm512_maskz_cvtepu16_epi32(
-        0xffff, _mm256_loadu_si256(reinterpret_cast<const __m256i_u*>(p)));
+    v = (u32x16::Register)_mm512_maskz_cvtepu16_epi32(0xffff,
+                                                      _mm256_loadu_si256(reinterpret_cast<const __m256i_u*>(p)));
+    return v << 16;
 #else
-    using Half [[gnu::vector_size(register_bytes / 2)]] = uint16_t;
-    for (int i = 0; i < u32x16::parts; ++i) {
-        Half h;
-        std::memcpy(&h, p + i * (lanes / u32x16::parts), sizeof h);
-        v.part[i] = __builtin_convertvector(h, u32x16::Register);
-    }
+    for (int i = 0; i < 2; ++i) {
+        Eight16 h;
+        std::memcpy(&h, p + 8 * i, sizeof h);
+#if defined(__AVX2__)
+        v.part[i] = __builtin_convertvector(h, u32x16::Register) << 16;
+#else
+        v.part[2 * i] = (u32x16::Register)__builtin_shufflevector(Eight16{}, h, 0, 8, 1, 9, 2, 10, 3, 11);
+        v.part[2 * i + 1] = (u32x16::Register)__builtin_shufflevector(Eight16{}, h, 0, 12, 1, 13, 2, 14, 3, 15);
 #endif
+    }
     return v;
+#endif
 }
-TRIFOLD_INLINE void store_u16(bf16* p, const u32x16& v) {
+TRIFOLD_INLINE void store_upper(bf16* p, const u32x16& v) {
 #if defined(__AVX512F__)
-    _mm256_storeu_si256(reinterpret_cast<__m256i_u*>(p), _mm512_maskz_cvtepi32_epi16(0xffff, (__m512i)v.part[0]));
+    const u32x16 lower = v >> 16;
+    _mm256_storeu_si256(reinterpret_cast<__m256i_u*>(p), _mm512_maskz_cvtepi32_epi16(0xffff, (__m512i)lower.part[0]));
 #else
-    using Half [[gnu::vector_size(register_bytes / 2)]] = uint16_t;
-    for (int i = 0; i < u32x16::parts; ++i) {
-        const Half h = __builtin_convertvector(v.part[i], Half);
-        std::memcpy(p + i * (lanes / u32x16::parts), &h, sizeof h);
+    Eight16 pairs[4];
+    for (int i = 0; i < u32x16::parts; ++i) std::memcpy(&pairs[i * register_bytes / 16], &v.part[i], register_bytes);
+    for (int i = 0; i < 2; ++i) {
+        const Eight16 h = __builtin_shufflevector(pairs[2 * i], pairs[2 * i + 1], 1, 3, 5, 7, 9, 11, 13, 15);
+        std::memcpy(p + 8 * i, &h, sizeof h);
     }
 #endif
 }
-TRIFOLD_INLINE f32x16 load(const bf16* p, Full) { return from_bits(load_u16(p) << 16); }
+TRIFOLD_INLINE f32x16 load(const bf16* p, Full) { return from_bits(load_upper(p)); }
 // The same rounding as bf16(float), lane by lane.
 TRIFOLD_INLINE void store(bf16* p, const f32x16& v, Full) {
     const u32x16 u = bits_of(v);
     const u32x16 rounded = u + 0x7fffu + ((u >> 16) & 1u);
     const u32x16 quiet_nan = u | 0x00400000u;
-    store_u16(p, select(v == v, rounded, quiet_nan) >> 16);
+    store_upper(p, select(v == v, rounded, quiet_nan));
 }
 
 // The first `count` lanes; the others are zero.

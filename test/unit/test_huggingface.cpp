@@ -62,9 +62,9 @@ ModelConfig qwen2_model() {
 // Every element its own value, padding zero.
 std::vector<float> weights_of(const ParameterTable& table) {
     std::vector<float> flat(static_cast<size_t>(table.flat_elems()));
-    float next = 0.1f;
+    float next = 1.0f;
     for (const Parameter& p : table.all())
-        for (int64_t i = 0; i < p.elems; ++i) flat[static_cast<size_t>(p.offset + i)] = (next += 0.37f);
+        for (int64_t i = 0; i < p.elems; ++i) flat[static_cast<size_t>(p.offset + i)] = next++;
     return flat;
 }
 
@@ -157,11 +157,18 @@ TEST_CASE("a folder of each family comes back as it was written") {
 
 TEST_CASE("GPT-2 keeps q, k and v in one tensor and matrices transposed") {
     const TemporaryFolder folder;
-    const ModelConfig model = gpt2_model();
+    ModelConfig model = gpt2_model();
+    model.hidden = 320;  // large enough that a matrix is handled in several parts
+    model.heads = model.kv_heads = 40;
     const ParameterTable table(model);
     const std::vector<float> weights = weights_of(table);
-    dump_tensors(folder / "x.safetensors", model, table, weights.data());
-    const SafetensorsFile file(folder / "x.safetensors");
+    CHECK(rows_at_once(hf_tensors(HfFamily::gpt2, table)[4]) < 300);
+    dump_tensors(folder / "model.safetensors", model, table, weights.data());
+    write_bytes(folder / "config.json", R"({"model_type": "gpt2"})");
+    std::vector<float> back(weights.size());
+    import_hf(folder.path(), table, back.data());
+    CHECK(std::memcmp(back.data(), weights.data(), back.size() * 4) == 0);
+    const SafetensorsFile file(folder / "model.safetensors");
     CHECK(file.tensors().size() == 2 + 2 * 12 + 2);
     const auto at = [&](const std::string& name, int64_t i) {
         float x = 0;
@@ -174,6 +181,7 @@ TEST_CASE("GPT-2 keeps q, k and v in one tensor and matrices transposed") {
     REQUIRE(file.find(layer + "attn.c_attn.weight"));
     CHECK(file.find(layer + "attn.c_attn.weight")->shape == std::vector<int64_t>{C, 3 * C});
     CHECK(at(layer + "attn.c_attn.weight", 5 * 3 * C + C + 7) == ours("layers.1.attention.k.weight", 7 * C + 5));
+    CHECK(at(layer + "attn.c_attn.weight", 301 * 3 * C + C + 7) == ours("layers.1.attention.k.weight", 7 * C + 301));
     CHECK(at(layer + "attn.c_attn.bias", 2 * C + 3) == ours("layers.1.attention.v.bias", 3));
     CHECK(at(layer + "mlp.c_fc.weight", 4 * F + 9) == ours("layers.1.ffn.up.weight", 9 * C + 4));
     CHECK(at(layer + "mlp.c_proj.weight", 4 * C + 9) == ours("layers.1.ffn.down.weight", 9 * F + 4));

@@ -200,17 +200,22 @@ TEST_CASE("add_into between all pairs of types; copy; zero", "[pointwise]") {
 
 TEST_CASE("sum and squared_norm in double, in an order of their own", "[pointwise]") {
     Operand x = Operand::random(f32, flat, 4), total = Operand::filled(DType::f64, 1, 10.0), squares = total;
-    double want = 10, want_squares = 10;
-    for (int64_t i = 0; i < flat; ++i) want += x[i];
-    for (int64_t i = 0; i < flat; ++i) want_squares += in_some_segment(i) ? x[i] * x[i] : 0;
+    // Over 80 powers of two, so that another order gives another rounding.
+    for (int64_t i = 0; i < flat; ++i) x.set(i, x[i] * std::exp2(static_cast<double>(i * 7 % 80 - 60)));
+    long double want = 10, magnitude = 10, want_squares = 10;
+    for (int64_t i = 0; i < flat; ++i) {
+        want += x[i];
+        magnitude += std::abs(x[i]);
+        if (in_some_segment(i)) want_squares += x[i] * x[i];
+    }
     const SquaredNorm norm{.grad = x.tensor(),
                            .sums = squares.tensor(),
                            .segments = segments.data(),
                            .segment_count = static_cast<int64_t>(segments.size())};
     cpu::sum({.x = x.tensor(), .sum = total.tensor()});
     cpu::squared_norm(norm);
-    CHECK(std::abs(total[0] - want) < 1e-9);
-    CHECK(std::abs(squares[0] - want_squares) < 1e-9);
+    CHECK(std::abs(total[0] - want) < 1e-14L * magnitude);
+    CHECK(std::abs(squares[0] - want_squares) < 1e-14L * want_squares);
     CHECK(test::same_for_thread_counts([&] {
         squares.set(0, 0);
         cpu::squared_norm(norm);

@@ -223,7 +223,7 @@ TEST_CASE("long words are merged in reasonable time") {
     const Tokenizer tokenizer = Tokenizer::load(tokenizer_path("gpt2"));
     for (const char* unit : {"a", "ab", " ", "\n", "1", "!?"}) {
         std::string text;
-        while (text.size() < 2'000'000) text += unit;
+        while (text.size() < 200'000) text += unit;
         CHECK(tokenizer.decode(tokenizer.encode(text)) == text);
     }
 }
