@@ -93,7 +93,7 @@ constexpr Command commands[] = {
     {"train", train_command, "train a model, from random weights, a checkpoint or a Hugging Face folder"},
     {"eval", eval_command, "loss and perplexity of a model on a token file"},
     {"sample", sample_command, "generate text"},
-    {"data", data_command, "text to tokens: tokenize, inspect, convert"},
+    {"data", data_command, "text to tokens: tokenize, inspect, convert, unigram baseline"},
     {"export", export_command, "write a checkpoint as a Hugging Face folder"},
     {"plan", plan_command, "parameters, FLOPs and memory of a configuration, without running it"},
 };

@@ -19,6 +19,7 @@
 #include "base/text.h"
 #include "data/dataset.h"
 #include "data/tokenize.h"
+#include "data/unigram.h"
 
 namespace trifold {
 
@@ -238,6 +239,25 @@ struct ConvertCommand {
     }
 };
 
+struct UnigramCommand {
+    std::string train, val;
+    bool json = false;
+
+    void add_to(CLI::App& app) {
+        app.add_option("train", train, "Token file or glob to count on")->required()->type_name("TRAIN");
+        app.add_option("val", val, "Token file or glob to compute the loss of")->required()->type_name("VAL");
+        app.add_flag("--json", json, "Print one JSON object");
+    }
+    void run() const {
+        const UnigramLoss result = unigram_loss(train, val);
+        if (json) {
+            fmt::print("{}\n", nlohmann::json{{"loss", result.loss}, {"tokens", result.tokens}}.dump());
+        } else {
+            fmt::print("unigram loss {:.5f} nats per token over {} tokens\n", result.loss, with_commas(result.tokens));
+        }
+    }
+};
+
 // "did you mean": the nearest flag or sub-command to each argument that the parser does not know.
 std::string suggestion(const CLI::App& app, const std::string& message) {
     const CLI::App* command = app.get_subcommands().empty() ? &app : app.get_subcommands().front();
@@ -262,12 +282,15 @@ int data_command(int argc, char** argv) {
     TokenizeCommand tokenize_command;
     InspectCommand inspect_command;
     ConvertCommand convert_command;
+    UnigramCommand unigram_command;
     CLI::App* tokenize_app = app.add_subcommand("tokenize", "Text to tokens:  trifold data tokenize book.txt notes/ --tokenizer bytes --out data/books --val 0.05");
     CLI::App* inspect_app = app.add_subcommand("inspect", "Size, documents and ids of token files:  trifold data inspect 'data/books_*.bin'");
     CLI::App* convert_app = app.add_subcommand("convert", "Between llm.c and Megatron:  trifold data convert data/books.bin --out data/books-m --format megatron");
+    CLI::App* unigram_app = app.add_subcommand("unigram", "The loss that token frequencies alone reach:  trifold data unigram data/books_train.bin data/books_val.bin");
     tokenize_command.add_to(*tokenize_app);
     inspect_command.add_to(*inspect_app);
     convert_command.add_to(*convert_app);
+    unigram_command.add_to(*unigram_app);
     try {
         app.parse(argc, argv);
     } catch (const CLI::CallForHelp&) {
@@ -280,6 +303,7 @@ int data_command(int argc, char** argv) {
     if (tokenize_app->parsed()) tokenize_command.run();
     if (inspect_app->parsed()) inspect_command.run();
     if (convert_app->parsed()) convert_command.run();
+    if (unigram_app->parsed()) unigram_command.run();
     return 0;
 }
 

@@ -60,7 +60,10 @@ int export_command(int argc, char** argv) {
         return 0;
     }
     std::vector<std::string> checkpoints;
-    const Config given = parse_config(args, {.base = {}, .read_model = {}, .flags = flags.list(), .positional = &checkpoints});
+    ParseContext context;
+    context.flags = flags.list();
+    context.positional = &checkpoints;
+    const Config given = parse_config(args, context);
     for (const auto& [name, origin] : given.origin)
         if (origin != "default") throw Problem(Exit::usage, fmt::format("export takes everything from the checkpoint; leave out {} ({})", name, origin));
     if (checkpoints.size() != 1) throw Problem(Exit::usage, fmt::format("export takes one checkpoint, not {}: trifold export CHECKPOINT --to DIR", checkpoints.size()));

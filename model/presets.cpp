@@ -114,7 +114,7 @@ std::vector<Preset> make_presets() {
                 .vocab = 152064,
                 .max_seq = 32768})},
         {"quickstart", "bytes, two CPU cores, minutes",
-         tied(llama({.layers = 4, .hidden = 256, .heads = 4, .vocab = 257, .max_seq = 256}))},
+         tied(llama({.layers = 4, .hidden = 192, .heads = 3, .vocab = 257, .max_seq = 256}))},
         {"tiny-gpt2", test, tiny({})},
         {"tiny-llama", test, tiny(llama({}))},
         {"tiny-mistral", test, tiny(llama({.window = 48}))},

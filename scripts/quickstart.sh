@@ -7,7 +7,7 @@ set -euo pipefail
 cd "$(dirname "$0")/.."
 root=$PWD
 dir=${QUICKSTART_DIR:-runs/quickstart}
-steps=${QUICKSTART_STEPS:-1200}
+steps=${QUICKSTART_STEPS:-1600}
 text=${1:-}
 started=$SECONDS
 say() { printf '\n== %s  (%d s)\n' "$*" $((SECONDS - started)); }

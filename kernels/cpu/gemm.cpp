@@ -94,9 +94,14 @@ void multiply_block(const GemmKernels& kernels, const Gemm& g, const GemmScratch
 #pragma omp for schedule(dynamic) nowait
     for (int64_t t = 0; t < tasks.count(); ++t) {
         const Span down = part(tasks.first_row(t), tasks.rows, rows.count), across = part(tasks.first_col(t), tasks.cols, cols.count);
-        kernels.pack_b(g.b, {cols.first + across.first, across.count}, depth, b);
-        kernels.multiply({.a = a + down.first * depth.count, .b = b, .rows = down.count, .cols = across.count, .depth = depth.count,
-                          .sums = from(sums, down.first, across.first)});
+        const GemmTask task{.a = a + down.first * depth.count, .b = b, .rows = down.count, .cols = across.count, .depth = depth.count,
+                            .sums = from(sums, down.first, across.first)};
+        if (rows.count <= few_rows && g.b.along == Along::depth) {
+            kernels.multiply_few(task, g.b, cols.first + across.first, depth.first);
+        } else {
+            kernels.pack_b(g.b, {cols.first + across.first, across.count}, depth, b);
+            kernels.multiply(task);
+        }
     }
 }
 

@@ -57,6 +57,8 @@ struct GemmTask {
     GemmSums sums;
 };
 
+constexpr int64_t few_rows = 4;
+
 // The parts that depend on the instruction set (gemm_panels.h).
 struct GemmKernels {
     const char* name;
@@ -65,6 +67,8 @@ struct GemmKernels {
     void (*pack_a)(const GemmOperand&, Span outer, Span depth, float* panels);
     void (*pack_b)(const GemmOperand&, Span outer, Span depth, float* panels);
     void (*multiply)(const GemmTask&);
+    // The same for at most few_rows rows, from b itself, which must lie along the depth.
+    void (*multiply_few)(const GemmTask&, const GemmOperand& b, int64_t first_col, int64_t first_depth);
 };
 
 enum class GemmIsa : uint8_t { portable, avx2, avx512 };

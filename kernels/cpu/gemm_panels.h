@@ -17,6 +17,7 @@ namespace {
 
 constexpr int64_t tile_rows = lanes / 2, tile_cols = 3 * lanes;
 constexpr int64_t panel_rows = lanes;  // two tiles, so that panels of a and b are packed by whole vectors
+static_assert(few_rows <= panel_rows);
 constexpr int64_t line = 64;  // bytes of a cache line
 
 #define TRIFOLD_INLINE [[gnu::always_inline]] inline
@@ -77,15 +78,22 @@ TRIFOLD_INLINE float* strip(float* panels, int64_t i, int64_t depth) {
     return panels + i / width * width * depth + i % width;
 }
 
-// Up to lanes x lanes elements from memory along the depth; `whole` ones need no masks.
-template <class T, bool whole>
+// Up to lanes x lanes elements from memory along the depth, transposed: columns[k] holds the outer indices at depth k. Calls for
+// neighbouring depths follow each other, so the same depths of the next strip are fetched meanwhile: streams of memory that
+// are only a strip's depth long are over before the processor has noticed them.
+template <class T>
 TRIFOLD_INLINE void load_transposed(const T* from, int64_t stride, int64_t outer, int64_t depth, Vec* columns) {
+    if (outer >= lanes && depth >= lanes) {
 #pragma GCC unroll 16
-    for (int64_t i = 0; i < lanes; ++i) {
-        if constexpr (whole)
+        for (int64_t i = 0; i < lanes; ++i) {
             columns[i] = load(from + i * stride);
-        else
-            columns[i] = i < outer ? load_part(from + i * stride, depth) : Vec{};
+            __builtin_prefetch(from + (i + lanes) * stride, 0, 2);
+        }
+    } else {
+        for (int64_t i = 0; i < lanes; ++i) {
+            const T* row = from + i * stride;
+            columns[i] = i >= outer ? Vec{} : depth >= lanes ? load(row) : load_part(row, depth);
+        }
     }
     transpose(columns);
 }
@@ -94,17 +102,15 @@ template <class T, int64_t width>
 void pack_along_depth(const T* from, int64_t stride, int64_t outer, int64_t depth, float* panels) {
     for (int64_t i = 0; i < round_up(outer, width); i += lanes) {
         float* const to = strip<width>(panels, i, depth);
-        int64_t k = 0;
-        for (; outer - i >= lanes && depth - k >= lanes; k += lanes) {
+        for (int64_t k = 0; k < depth; k += lanes) {
             Vec columns[lanes];
-            load_transposed<T, true>(from + i * stride + k, stride, lanes, lanes, columns);
+            load_transposed(from + i * stride + k, stride, outer - i, depth - k, columns);
+            if (depth - k >= lanes) {
 #pragma GCC unroll 16
-            for (int64_t j = 0; j < lanes; ++j) store(to + (k + j) * width, columns[j]);
-        }
-        for (; k < depth; k += lanes) {
-            Vec columns[lanes];
-            load_transposed<T, false>(from + i * stride + k, stride, outer - i, depth - k, columns);
-            for (int64_t j = 0; j < lanes && k + j < depth; ++j) store(to + (k + j) * width, columns[j]);
+                for (int64_t j = 0; j < lanes; ++j) store(to + (k + j) * width, columns[j]);
+            } else {
+                for (int64_t j = 0; j < depth - k; ++j) store(to + (k + j) * width, columns[j]);
+            }
         }
     }
 }
@@ -227,6 +233,44 @@ void multiply(const GemmTask& t) {
                 finish_tile(tile, t.sums, rows, cols);
         }
     }
+}
+
+// ---------------------------------------------------------------- few rows
+
+// tile[r][0, lanes) for one strip of b, which is used as it is transposed: with so few rows packing it would be most of the work.
+template <int64_t rows, class T>
+void multiply_strip(const float* a, const T* b, int64_t stride, int64_t cols, int64_t depth, float* tile) {
+    Vec sum[rows] = {};
+    for (int64_t k = 0; k < depth; k += lanes) {
+        Vec columns[lanes];
+        load_transposed(b + k, stride, cols, depth - k, columns);
+        const int64_t end = depth - k < lanes ? depth - k : lanes;
+#pragma GCC unroll 16
+        for (int64_t j = 0; j < lanes; ++j) {
+            if (j == end) break;
+            for (int64_t r = 0; r < rows; ++r) sum[r] = multiply_add(broadcast(a + r), columns[j], sum[r]);
+            a += panel_rows;
+        }
+    }
+    for (int64_t r = 0; r < rows; ++r) store(tile + r * tile_cols, sum[r]);
+}
+
+template <class T>
+void multiply_few_as(const GemmTask& t, const T* b, int64_t stride) {
+    alignas(64) float tile[few_rows * tile_cols];
+    const auto strip = t.rows == 1 ? multiply_strip<1, T> : t.rows == 2 ? multiply_strip<2, T> : multiply_strip<few_rows, T>;
+    for (int64_t j = 0; j < t.cols; j += lanes) {
+        strip(t.a, b + j * stride, stride, t.cols - j, t.depth, tile);
+        finish_tile(tile, t.sums, {0, t.rows}, {j, t.cols - j < lanes ? t.cols - j : lanes});
+    }
+}
+
+void multiply_few(const GemmTask& t, const GemmOperand& b, int64_t first_col, int64_t first_depth) {
+    const int64_t at = first_col * b.stride + first_depth;
+    if (b.data.dtype == DType::f32)
+        multiply_few_as(t, static_cast<const float*>(b.data.data) + at, b.stride);
+    else
+        multiply_few_as(t, static_cast<const bf16*>(b.data.data) + at, b.stride);
 }
 
 #undef TRIFOLD_INLINE

@@ -554,10 +554,11 @@ TEST_CASE("a full disk is reported and training can go on") {
 TEST_CASE("a save in the background writes what was there when it began") {
     const TemporaryFolder folder;
     CheckpointStore store(store_options(folder.path()));
+    const ParameterTable table(tiny_model());
     FakeRun run(1);
     std::vector<float> snapshot(3 * run.master.size());
     const Tensor buffer{snapshot.data(), DType::f32, static_cast<int64_t>(snapshot.size())};
-    AsyncSaver saver(store, run.table, buffer, 2);
+    AsyncSaver saver(store, table, buffer, 2);
     CHECK_FALSE(saver.poll());
     CHECK_FALSE(saver.wait());
     CHECK_FALSE(saver.begin(run.flat(), run.state));
@@ -577,7 +578,7 @@ TEST_CASE("a save in the background writes what was there when it began") {
     StoreOptions options = store_options(folder.path());
     options.on_phase = [](const char*) { throw Problem(Exit::checkpoint, "planted"); };
     CheckpointStore broken(options);
-    AsyncSaver failing(broken, run.table, buffer, 1);
+    AsyncSaver failing(broken, table, buffer, 1);
     run = FakeRun(3);
     failing.begin(run.flat(), run.state);
     std::optional<SaveOutcome> outcome;
