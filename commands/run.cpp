@@ -311,6 +311,8 @@ Exit Run::finish() {
     p.log->say(fmt::format("{} at step {} after {:.1f} s; memory {:.2f} GiB allocated, {:.2f} GiB peak of the process; checkpoint {}",
                            complete ? "done" : "stopped", p.trainer.step, seconds_since(p.started), gib(p.trainer.memory_bytes()),
                            gib(process_peak_bytes()), p.last_save_failed ? "NOT SAVED" : p.config.checkpoint.dir + "/" + step_name(p.saved_step)));
+    for (const std::string& finding : p.trainer.engine().findings()) std::fprintf(stderr, "trifold: unordered access: %s\n", finding.c_str());
+    if (!p.trainer.engine().findings().empty()) return Exit::bug;
     if (p.last_save_failed) return Exit::checkpoint;
     return complete ? Exit::ok : exit_code(request);
 }

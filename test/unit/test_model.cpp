@@ -289,6 +289,50 @@ TEST_CASE("clipping scales to the norm, small gradients stay, NaN changes nothin
     }
 }
 
+TEST_CASE("the plan is what is allocated") {
+    for (const std::string recompute : {"none", "selective", "full"}) {
+        const Config c = tiny({"--train.recompute=" + recompute, "--checkpoint.every=5", "--train.dtype=bf16"});
+        const MemoryByClass plan = plan_memory(c);
+        const Trainer t(c);
+        CHECK(std::accumulate(plan.begin(), plan.end(), int64_t{0}) == t.memory_bytes());
+    }
+    CHECK(plan_memory(tiny({"--train.recompute=full"}))[3] < plan_memory(tiny({"--train.recompute=selective"}))[3]);
+    CHECK(plan_memory(tiny({"--train.recompute=selective"}))[3] < plan_memory(tiny())[3]);
+}
+
+TEST_CASE("a model that does not fit is refused before anything is allocated, with sizes") {
+    const Config c = tiny({"--model.hidden=65536", "--model.heads=512", "--model.layers=100"});
+    try {
+        Trainer t(c);
+        FAIL("it was accepted");
+    } catch (const Problem& p) {
+        CHECK(p.code() == Exit::usage);
+        CHECK(std::string(p.what()).find("GiB are available") != std::string::npos);
+    }
+}
+
+TEST_CASE("every operation declares what orders it: the adversarial engine gives the same bits and finds nothing") {
+    for (auto family : families) {
+        std::vector<Gradients> g;
+        std::vector<std::vector<float>> weights;
+        for (const std::string mode : {"normal", "adversarial"}) {
+            family.push_back("--debug.streams=" + mode);
+            Trainer t(tiny(family));
+            randomize(t);
+            const bool isolated = t.config().data.documents == Documents::isolated;
+            g.push_back(gradients(t, {make_batch(2, 61, isolated, true), make_batch(2, 61, isolated, true, 5)}));
+            t.optimizer().step(t.compute(), 1e-2, 1, 1.0f);
+            REQUIRE(t.optimizer().outcome(t.compute()).applied);
+            t.engine().wait_all();
+            weights.emplace_back(t.optimizer().master().as<float>(), t.optimizer().master().as<float>() + t.table().flat_elems());
+            CHECK(t.engine().findings().empty());
+        }
+        CHECK(g[0].flat == g[1].flat);
+        CHECK(g[0].loss == g[1].loss);
+        CHECK(weights[0] == weights[1]);
+    }
+}
+
 TEST_CASE("initial values: normal, independent of the layout, different everywhere") {
     const Config c = tiny({"--model.layers=2", "--model.hidden=64", "--model.init_std=0.02"});
     const ParameterTable table(c.model);
