@@ -15,8 +15,8 @@
 namespace trifold {
 namespace {
 
-// For the calling thread and those that it starts: less processor time than training, and signals are left to the main thread,
-// so that none interrupts an fsync.
+// For the calling thread and those that it starts: less processor time than training, and signals are left to the main
+// thread, so that none interrupts an fsync.
 void stay_in_background() {
     ::setpriority(PRIO_PROCESS, 0, 10);  // of this thread, on Linux
     sigset_t all;
@@ -62,9 +62,7 @@ std::optional<SaveOutcome> AsyncSaver::begin(const FlatState& flat, const Traini
     return before;
 }
 
-std::optional<SaveOutcome> AsyncSaver::poll() {
-    return ended_ ? wait() : std::nullopt;
-}
+std::optional<SaveOutcome> AsyncSaver::poll() { return ended_ ? wait() : std::nullopt; }
 
 std::optional<SaveOutcome> AsyncSaver::wait() {
     if (writer_.joinable()) writer_.join();

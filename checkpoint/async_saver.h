@@ -1,4 +1,5 @@
-// checkpoint/async_saver.h   Saving in two stages: a copy in memory, then a thread that writes it while training goes on.
+// checkpoint/async_saver.h   Saving in two stages: a copy in memory, then a thread that writes it while training goes
+// on.
 #pragma once
 #include <atomic>
 #include <optional>
@@ -11,12 +12,13 @@ namespace trifold {
 
 class AsyncSaver {
 public:
-    // `snapshot`: fp32, 3 * table.flat_elems() elements, planned with the rest of the memory. All three outlive the saver.
+    // `snapshot`: fp32, 3 * table.flat_elems() elements, planned with the rest of the memory. All three outlive the
+    // saver.
     AsyncSaver(CheckpointStore& store, const ParameterTable& table, const Tensor& snapshot, int copy_threads);
     ~AsyncSaver();  // waits for the save in progress
 
-    // Copies `flat`, which may change again after the return, and starts writing. Waits first for a save that still runs: there
-    // are never two at once. Returns the outcome of the save before, unless poll() or wait() already did.
+    // Copies `flat`, which may change again after the return, and starts writing. Waits first for a save that still
+    // runs: there are never two at once. Returns the outcome of the save before, unless poll() or wait() already did.
     std::optional<SaveOutcome> begin(const FlatState& flat, const TrainingState& state);
     // The outcome of a save that has ended, once; nothing while it runs.
     std::optional<SaveOutcome> poll();
@@ -29,9 +31,9 @@ private:
     Tensor snapshot_;
     int copy_threads_;
     std::thread writer_;
-    SaveOutcome outcome_;             // written by the writer before it sets ended_
+    SaveOutcome outcome_;  // written by the writer before it sets ended_
     std::atomic<bool> ended_ = false;
-    bool owed_ = false;               // the caller has not seen outcome_ yet
+    bool owed_ = false;  // the caller has not seen outcome_ yet
 };
 
 }  // namespace trifold

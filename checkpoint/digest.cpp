@@ -69,7 +69,8 @@ void verify_file(const std::string& path, const FileDigest& expected, ProgressCo
     const Fd fd = open_for_reading(path);
     struct stat info {};
     if (::fstat(fd.get(), &info) != 0 || info.st_size != expected.bytes)
-        throw Problem(Exit::checkpoint, fmt::format("{} ends at byte {} instead of byte {}", path, info.st_size, expected.bytes));
+        throw Problem(Exit::checkpoint,
+                      fmt::format("{} ends at byte {} instead of byte {}", path, info.st_size, expected.bytes));
     Hasher hasher;
     std::vector<char> buffer(size_t{1} << 20);
     for (int64_t done = 0; done < expected.bytes;) {
@@ -85,11 +86,13 @@ void verify_file(const std::string& path, const FileDigest& expected, ProgressCo
     }
     const FileDigest found = hasher.finish();
     if (found.xxh3 == expected.xxh3) return;
-    const auto [bad, _] = std::mismatch(found.blocks.begin(), found.blocks.end(), expected.blocks.begin(), expected.blocks.end());
+    const auto [bad, _] =
+        std::mismatch(found.blocks.begin(), found.blocks.end(), expected.blocks.begin(), expected.blocks.end());
     const int64_t from = std::min((bad - found.blocks.begin()) * digest_block_bytes, expected.bytes);
-    throw Problem(Exit::checkpoint,
-                  fmt::format("{} is damaged between byte {} and byte {}: its xxh3 is {} instead of {}", path, from,
-                              std::min(from + digest_block_bytes, expected.bytes), to_hex(found.xxh3), to_hex(expected.xxh3)));
+    throw Problem(
+        Exit::checkpoint,
+        fmt::format("{} is damaged between byte {} and byte {}: its xxh3 is {} instead of {}", path, from,
+                    std::min(from + digest_block_bytes, expected.bytes), to_hex(found.xxh3), to_hex(expected.xxh3)));
 }
 
 }  // namespace trifold

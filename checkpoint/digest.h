@@ -1,6 +1,7 @@
 // checkpoint/digest.h   xxh3 of a file as a whole, and of every 16 MiB of it.
 //
-// The whole hash decides (`xxhsum -H3` prints the same number). The block hashes only say where a damaged file went wrong.
+// The whole hash decides (`xxhsum -H3` prints the same number). The block hashes only say where a damaged file went
+// wrong.
 #pragma once
 #include <cstdint>
 #include <memory>
@@ -33,8 +34,8 @@ private:
 };
 
 uint64_t xxh3(const std::string& text);
-std::string to_hex(uint64_t hash);               // 16 digits
-uint64_t from_hex(const std::string& digits);    // anything but 16 lower-case digits throws Problem
+std::string to_hex(uint64_t hash);             // 16 digits
+uint64_t from_hex(const std::string& digits);  // anything but 16 lower-case digits throws Problem
 
 // Reads the file and compares. A difference throws Problem with the file and the first damaged bytes.
 void verify_file(const std::string& path, const FileDigest& expected, ProgressCounter& progress);

@@ -31,7 +31,7 @@ class OutputFile {
 public:
     explicit OutputFile(const std::string& path);  // replaces an existing file
     void write(const void* data, int64_t bytes);   // all of it: short writes and interruptions are continued
-    void finish();                                 // fsync and close; when this fails, nothing may be assumed about the content
+    void finish();  // fsync and close; when this fails, nothing may be assumed about the content
     int64_t bytes() const { return bytes_; }
     const std::string& path() const { return path_; }
 

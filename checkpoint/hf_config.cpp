@@ -1,7 +1,7 @@
 // checkpoint/hf_config.cpp   config.json of GPT-2, Llama, Mistral and Qwen2 <-> ModelConfig.
 //
-// Absent keys have the defaults of transformers' own classes. transformers 5.x moved the rotary settings into rope_parameters
-// and calls torch_dtype dtype; both forms are read, and written side by side.
+// Absent keys have the defaults of transformers' own classes. transformers 5.x moved the rotary settings into
+// rope_parameters and calls torch_dtype dtype; both forms are read, and written side by side.
 #include "checkpoint/hf_config.h"
 
 #include <fmt/format.h>
@@ -29,7 +29,8 @@ public:
     bool mentions(const std::string& key) const { return object_.contains(key); }
     [[noreturn]] void refuse(const std::string& key, const std::string& why) const {
         const JsonValue* value = find(key);
-        throw Problem(Exit::checkpoint, fmt::format("{}: {} is {}: {}", where_, key, value ? value->dump() : "missing", why));
+        throw Problem(Exit::checkpoint,
+                      fmt::format("{}: {} is {}: {}", where_, key, value ? value->dump() : "missing", why));
     }
 
     int64_t size(const std::string& key, int64_t least = 1) const {
@@ -38,7 +39,9 @@ public:
             refuse(key, fmt::format("a whole number of at least {} is needed", least));
         return v->get<int64_t>();
     }
-    int64_t size_or(int64_t absent, const std::string& key, int64_t least = 1) const { return find(key) ? size(key, least) : absent; }
+    int64_t size_or(int64_t absent, const std::string& key, int64_t least = 1) const {
+        return find(key) ? size(key, least) : absent;
+    }
     double number(const std::string& key) const {
         const JsonValue* v = find(key);
         if (!v || !v->is_number() || !(v->get<double>() > 0)) refuse(key, "a number above 0 is needed");
@@ -63,15 +66,27 @@ private:
 
 // Keys that change the formula of a model, and the value at which they do not.
 void check_neutral(const Keys& keys) {
-    const std::pair<const char*, JsonValue> neutral[] = {
-        {"scale_attn_weights", true},      {"scale_attn_by_inverse_layer_idx", false}, {"add_cross_attention", false},
-        {"attn_logit_softcapping", {}},    {"final_logit_softcapping", {}},            {"quantization_config", {}},
-        {"query_pre_attn_scalar", {}},     {"attention_multiplier", {}},               {"embedding_multiplier", 1.0},
-        {"residual_multiplier", 1.0},      {"logits_scaling", 1.0},                    {"logit_scale", 1.0},
-        {"partial_rotary_factor", 1.0},    {"num_local_experts", {}},                  {"num_experts", {}},
-        {"alibi", false},                  {"use_qk_norm", false},                     {"per_layer_config", {}}};
+    const std::pair<const char*, JsonValue> neutral[] = {{"scale_attn_weights", true},
+                                                         {"scale_attn_by_inverse_layer_idx", false},
+                                                         {"add_cross_attention", false},
+                                                         {"attn_logit_softcapping", {}},
+                                                         {"final_logit_softcapping", {}},
+                                                         {"quantization_config", {}},
+                                                         {"query_pre_attn_scalar", {}},
+                                                         {"attention_multiplier", {}},
+                                                         {"embedding_multiplier", 1.0},
+                                                         {"residual_multiplier", 1.0},
+                                                         {"logits_scaling", 1.0},
+                                                         {"logit_scale", 1.0},
+                                                         {"partial_rotary_factor", 1.0},
+                                                         {"num_local_experts", {}},
+                                                         {"num_experts", {}},
+                                                         {"alibi", false},
+                                                         {"use_qk_norm", false},
+                                                         {"per_layer_config", {}}};
     for (const auto& [key, value] : neutral)
-        if (const JsonValue* found = keys.find(key); found && *found != value) keys.refuse(key, "this is not supported");
+        if (const JsonValue* found = keys.find(key); found && *found != value)
+            keys.refuse(key, "this is not supported");
 }
 
 void read_gpt2(const Keys& keys, ModelConfig& m) {
@@ -108,7 +123,8 @@ void read_rope(const Keys& keys, const std::string& where, ModelConfig& m) {
     m.position = Position::rope;
     m.rope_base = keys.number("rope_theta", 10000.0);
     const double inner_base = rope.number("rope_theta", m.rope_base);
-    if (keys.find("rope_theta") && inner_base != m.rope_base) rope.refuse("rope_theta", fmt::format("outside it is {}", m.rope_base));
+    if (keys.find("rope_theta") && inner_base != m.rope_base)
+        rope.refuse("rope_theta", fmt::format("outside it is {}", m.rope_base));
     m.rope_base = inner_base;
 
     const std::string type = rope.text("rope_type", rope.text("type", "default"));
@@ -142,13 +158,18 @@ std::vector<bool> windowed_layers(const Keys& keys, int64_t layers, int64_t wind
 
 // Ours is either one window for all layers, or one that every k-th layer is without.
 void read_windows(const Keys& keys, HfFamily family, ModelConfig& m) {
-    const bool used = family == HfFamily::mistral || (family == HfFamily::qwen2 && keys.flag("use_sliding_window", false));
+    const bool used =
+        family == HfFamily::mistral || (family == HfFamily::qwen2 && keys.flag("use_sliding_window", false));
     const int64_t window = used ? keys.size_or(keys.mentions("sliding_window") ? 0 : 4096, "sliding_window") : 0;
-    if (family == HfFamily::llama && keys.find("sliding_window")) keys.refuse("sliding_window", "Llama has none; is it a Mistral?");
-    const int64_t from = window == 0 ? m.layers : family == HfFamily::qwen2 ? keys.size_or(28, "max_window_layers", 0) : 0;
+    if (family == HfFamily::llama && keys.find("sliding_window"))
+        keys.refuse("sliding_window", "Llama has none; is it a Mistral?");
+    const int64_t from = window == 0                 ? m.layers
+                         : family == HfFamily::qwen2 ? keys.size_or(28, "max_window_layers", 0)
+                                                     : 0;
     const std::vector<bool> windowed = windowed_layers(keys, m.layers, from);
     const auto count = std::count(windowed.begin(), windowed.end(), true);
-    if (count > 0 && window == 0) keys.refuse("layer_types", "a layer has sliding attention, but the model has no window");
+    if (count > 0 && window == 0)
+        keys.refuse("layer_types", "a layer has sliding attention, but the model has no window");
     if (family != HfFamily::qwen2 && window > 0 && count < m.layers)
         keys.refuse("layer_types", "this model_type has the same attention in all layers");
     m.window = count > 0 ? window : 0;
@@ -165,7 +186,8 @@ Bias read_bias(const Keys& keys, HfFamily family) {
     const bool attention = keys.flag("attention_bias", false), mlp = keys.flag("mlp_bias", false);
     if (family == HfFamily::llama && attention && mlp) return Bias::all;
     if (mlp) keys.refuse("mlp_bias", "biases are supported on all linear layers of Llama, or on none");
-    if (attention && family != HfFamily::qwen2) keys.refuse("attention_bias", "biases are supported on all linear layers of Llama, or on none");
+    if (attention && family != HfFamily::qwen2)
+        keys.refuse("attention_bias", "biases are supported on all linear layers of Llama, or on none");
     return family == HfFamily::qwen2 ? Bias::qkv : Bias::none;
 }
 
@@ -173,12 +195,16 @@ void read_llama(const Keys& keys, const std::string& where, HfFamily family, Mod
     m.layers = keys.size("num_hidden_layers");
     m.hidden = keys.size("hidden_size");
     m.heads = keys.size("num_attention_heads");
-    // Absent, it is the number of heads for Llama only; the other classes have defaults that belong to one size of model.
-    if (family != HfFamily::llama && !keys.mentions("num_key_value_heads")) keys.refuse("num_key_value_heads", "it is needed");
+    // Absent, it is the number of heads for Llama only; the other classes have defaults that belong to one size of
+    // model.
+    if (family != HfFamily::llama && !keys.mentions("num_key_value_heads"))
+        keys.refuse("num_key_value_heads", "it is needed");
     m.kv_heads = keys.size_or(m.heads, "num_key_value_heads");
-    if (m.heads % m.kv_heads != 0) keys.refuse("num_key_value_heads", fmt::format("{} heads are not a multiple of it", m.heads));
+    if (m.heads % m.kv_heads != 0)
+        keys.refuse("num_key_value_heads", fmt::format("{} heads are not a multiple of it", m.heads));
     if (!keys.find("head_dim") && m.hidden % m.heads != 0)
-        keys.refuse("num_attention_heads", fmt::format("hidden_size {} is not a multiple of it and head_dim is missing", m.hidden));
+        keys.refuse("num_attention_heads",
+                    fmt::format("hidden_size {} is not a multiple of it and head_dim is missing", m.hidden));
     m.head_dim = keys.size_or(m.hidden / m.heads, "head_dim");
     m.ffn_hidden = keys.size("intermediate_size");
     m.max_seq = keys.size("max_position_embeddings");
@@ -197,8 +223,10 @@ HfFamily read_family(const Keys& keys) {
     const HfFamily family = family_of_type(keys.text("model_type"));
     if (family == HfFamily::none) keys.refuse("model_type", "gpt2, llama, mistral and qwen2 are supported");
     const JsonValue* list = keys.find("architectures");
-    const std::string causal = architecture(family), base = causal.substr(0, causal.find(family == HfFamily::gpt2 ? "LMHead" : "For")) + "Model";
-    if (list && std::find(list->begin(), list->end(), causal) == list->end() && std::find(list->begin(), list->end(), base) == list->end())
+    const std::string causal = architecture(family),
+                      base = causal.substr(0, causal.find(family == HfFamily::gpt2 ? "LMHead" : "For")) + "Model";
+    if (list && std::find(list->begin(), list->end(), causal) == list->end() &&
+        std::find(list->begin(), list->end(), base) == list->end())
         keys.refuse("architectures", causal + " is supported");
     return family;
 }
@@ -233,7 +261,8 @@ void write_windows(const ModelConfig& m, HfFamily family, OrderedJson& json) {
     if (family == HfFamily::mistral) return;
     json["use_sliding_window"] = m.window > 0;
     json["max_window_layers"] = m.window > 0 ? 0 : m.layers;  // what versions before layer_types read
-    for (int64_t l = 0; l < m.layers; ++l) json["layer_types"].push_back(m.window_of(l) > 0 ? "sliding_attention" : "full_attention");
+    for (int64_t l = 0; l < m.layers; ++l)
+        json["layer_types"].push_back(m.window_of(l) > 0 ? "sliding_attention" : "full_attention");
 }
 
 void write_llama(const ModelConfig& m, HfFamily family, OrderedJson& json) {
@@ -247,7 +276,8 @@ void write_llama(const ModelConfig& m, HfFamily family, OrderedJson& json) {
                  {"rms_norm_eps", m.norm_eps},
                  {"hidden_act", "silu"},
                  {"attention_dropout", 0.0}});
-    if (family == HfFamily::llama) json.update({{"attention_bias", m.bias == Bias::all}, {"mlp_bias", m.bias == Bias::all}});
+    if (family == HfFamily::llama)
+        json.update({{"attention_bias", m.bias == Bias::all}, {"mlp_bias", m.bias == Bias::all}});
     OrderedJson rope = rope_json(m);
     json["rope_theta"] = m.rope_base;
     json["rope_scaling"] = m.rope_scaling.kind == RopeScalingKind::none ? OrderedJson() : rope;

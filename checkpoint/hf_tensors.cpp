@@ -36,20 +36,18 @@ constexpr Rename gpt2_layer[] = {{"norm1", "ln_1"},
                                  {"norm2", "ln_2"},
                                  {"ffn.up", "mlp.c_fc", true},
                                  {"ffn.down", "mlp.c_proj", true}};
-constexpr Rename llama_global[] = {{"embedding.token", "model.embed_tokens"}, {"final_norm", "model.norm"}, {"head", "lm_head"}};
-constexpr Rename llama_layer[] = {{"norm1", "input_layernorm"},
-                                  {"attention.q", "self_attn.q_proj"},
-                                  {"attention.k", "self_attn.k_proj"},
-                                  {"attention.v", "self_attn.v_proj"},
-                                  {"attention.out", "self_attn.o_proj"},
-                                  {"norm2", "post_attention_layernorm"},
-                                  {"ffn.gate", "mlp.gate_proj"},
-                                  {"ffn.up", "mlp.up_proj"},
+constexpr Rename llama_global[] = {
+    {"embedding.token", "model.embed_tokens"}, {"final_norm", "model.norm"}, {"head", "lm_head"}};
+constexpr Rename llama_layer[] = {{"norm1", "input_layernorm"},          {"attention.q", "self_attn.q_proj"},
+                                  {"attention.k", "self_attn.k_proj"},   {"attention.v", "self_attn.v_proj"},
+                                  {"attention.out", "self_attn.o_proj"}, {"norm2", "post_attention_layernorm"},
+                                  {"ffn.gate", "mlp.gate_proj"},         {"ffn.up", "mlp.up_proj"},
                                   {"ffn.down", "mlp.down_proj"}};
 
 const Rename* find_rename(HfFamily family, bool in_layer, const std::string& ours) {
     const auto search = [&](const auto& list) {
-        const auto* it = std::find_if(std::begin(list), std::end(list), [&](const Rename& r) { return ours == r.ours; });
+        const auto* it =
+            std::find_if(std::begin(list), std::end(list), [&](const Rename& r) { return ours == r.ours; });
         return it == std::end(list) ? nullptr : it;
     };
     if (family == HfFamily::gpt2) return in_layer ? search(gpt2_layer) : search(gpt2_global);
@@ -65,7 +63,8 @@ HfTensor rename(HfFamily family, const std::vector<Parameter>& all, size_t at) {
     const std::string prefix = in_layer ? fmt::format("layers.{}.", p.layer) : "";
     const Rename* r = find_rename(family, in_layer, p.name.substr(prefix.size(), dot - prefix.size()));
     if (!r) return {p.name, p.shape, {&p}, false};
-    const std::string their_prefix = in_layer ? fmt::format("{}.{}.", family == HfFamily::gpt2 ? "transformer.h" : "model.layers", p.layer) : "";
+    const std::string their_prefix =
+        in_layer ? fmt::format("{}.{}.", family == HfFamily::gpt2 ? "transformer.h" : "model.layers", p.layer) : "";
     HfTensor t{their_prefix + r->theirs + p.name.substr(dot), p.shape, {}, r->transposed && p.shape.size() == 2};
     t.shape[0] = 0;
     for (int i = 0; i < r->fused; ++i) {
@@ -76,8 +75,9 @@ HfTensor rename(HfFamily family, const std::vector<Parameter>& all, size_t at) {
     return t;
 }
 
-// Copies between rows [first, last) of the file's tensor and our parts; `copy(in_flat, in_rows, count)` is one contiguous piece
-// and `transpose(in_flat, stride_in_flat, in_rows, stride_in_rows, outputs, inputs)` a block of a transposed one.
+// Copies between rows [first, last) of the file's tensor and our parts; `copy(in_flat, in_rows, count)` is one
+// contiguous piece and `transpose(in_flat, stride_in_flat, in_rows, stride_in_rows, outputs, inputs)` a block of a
+// transposed one.
 template <class Copy, class Transpose>
 void for_each_part(const HfTensor& t, int64_t first, int64_t last, Copy copy, Transpose transpose) {
     const int64_t width = t.columns();
@@ -117,7 +117,8 @@ HfFamily family_of(const ModelConfig& m, std::string* why) {
         need(!m.swiglu(), "layernorm with swiglu");
         need(m.bias == Bias::all, "layernorm without biases");
         need(m.window == 0, "learned positions with a window");
-        need(m.kv_heads == m.heads && m.heads * m.head_dim == m.hidden, "layernorm with kv_heads or head_dim of its own");
+        need(m.kv_heads == m.heads && m.heads * m.head_dim == m.hidden,
+             "layernorm with kv_heads or head_dim of its own");
     } else {
         need(m.position == Position::rope, "rmsnorm without rotary positions");
         need(m.swiglu(), "rmsnorm without swiglu");
@@ -125,7 +126,9 @@ HfFamily family_of(const ModelConfig& m, std::string* why) {
         // Only Qwen2 says per layer which one has a window. Llama's config wants hidden to be a multiple of heads.
         const bool per_layer = m.window > 0 && m.full_attention_every > 0;
         need(!per_layer || m.bias == Bias::qkv, "model.full_attention_every without model.bias=qkv");
-        family = m.bias == Bias::qkv ? HfFamily::qwen2 : m.window > 0 || m.hidden % m.heads != 0 ? HfFamily::mistral : HfFamily::llama;
+        family = m.bias == Bias::qkv                       ? HfFamily::qwen2
+                 : m.window > 0 || m.hidden % m.heads != 0 ? HfFamily::mistral
+                                                           : HfFamily::llama;
         need(family != HfFamily::mistral || m.bias == Bias::none, "biases with hidden not a multiple of heads");
     }
     if (obstacles.empty()) return family;
@@ -135,7 +138,8 @@ HfFamily family_of(const ModelConfig& m, std::string* why) {
 
 std::vector<HfTensor> hf_tensors(HfFamily family, const ParameterTable& table) {
     std::vector<HfTensor> tensors;
-    for (size_t i = 0; i < table.all().size(); i += tensors.back().parts.size()) tensors.push_back(rename(family, table.all(), i));
+    for (size_t i = 0; i < table.all().size(); i += tensors.back().parts.size())
+        tensors.push_back(rename(family, table.all(), i));
     return tensors;
 }
 
@@ -147,7 +151,9 @@ int64_t rows_at_once(const HfTensor& t) {
 void gather_rows(const HfTensor& t, const float* flat, int64_t first, int64_t last, float* rows) {
     for_each_part(
         t, first, last,
-        [&](int64_t ours, int64_t theirs, int64_t count) { std::memcpy(rows + theirs, flat + ours, static_cast<size_t>(count) * sizeof(float)); },
+        [&](int64_t ours, int64_t theirs, int64_t count) {
+            std::memcpy(rows + theirs, flat + ours, static_cast<size_t>(count) * sizeof(float));
+        },
         [&](int64_t ours, int64_t inputs, int64_t column, int64_t width, int64_t outputs, int64_t n) {
             for (int64_t o = 0; o < outputs; ++o)
                 for (int64_t i = 0; i < n; ++i) rows[i * width + column + o] = flat[ours + o * inputs + i];
@@ -157,7 +163,9 @@ void gather_rows(const HfTensor& t, const float* flat, int64_t first, int64_t la
 void scatter_rows(const HfTensor& t, const float* rows, int64_t first, int64_t last, float* flat) {
     for_each_part(
         t, first, last,
-        [&](int64_t ours, int64_t theirs, int64_t count) { std::memcpy(flat + ours, rows + theirs, static_cast<size_t>(count) * sizeof(float)); },
+        [&](int64_t ours, int64_t theirs, int64_t count) {
+            std::memcpy(flat + ours, rows + theirs, static_cast<size_t>(count) * sizeof(float));
+        },
         [&](int64_t ours, int64_t inputs, int64_t column, int64_t width, int64_t outputs, int64_t n) {
             for (int64_t o = 0; o < outputs; ++o)
                 for (int64_t i = 0; i < n; ++i) flat[ours + o * inputs + i] = rows[i * width + column + o];

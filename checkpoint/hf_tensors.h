@@ -10,8 +10,8 @@
 namespace trifold {
 
 enum class HfFamily : uint8_t { none, gpt2, llama, mistral, qwen2 };
-const char* model_type(HfFamily family);          // "gpt2"
-const char* architecture(HfFamily family);        // "GPT2LMHeadModel"
+const char* model_type(HfFamily family);    // "gpt2"
+const char* architecture(HfFamily family);  // "GPT2LMHeadModel"
 HfFamily family_of_type(const std::string& model_type);
 // The family that can express this model, `none` when there is none; `why` then says what stands in the way.
 HfFamily family_of(const ModelConfig& model, std::string* why = nullptr);

@@ -1,4 +1,5 @@
-// checkpoint/huggingface.cpp   Weights of Hugging Face folders, in and out. config.json is in hf_config.cpp, names and shapes in hf_tensors.cpp.
+// checkpoint/huggingface.cpp   Weights of Hugging Face folders, in and out. config.json is in hf_config.cpp, names and
+// shapes in hf_tensors.cpp.
 #include "checkpoint/huggingface.h"
 
 #include <fmt/format.h>
@@ -37,9 +38,11 @@ public:
         else if (fs::exists(dir + "/" + index_file))
             open_indexed();
         else
-            throw Problem(Exit::checkpoint,
-                          fmt::format("{} holds neither {} nor {}; other formats have to be converted with transformers' save_pretrained",
-                                      dir, single_file, index_file));
+            throw Problem(
+                Exit::checkpoint,
+                fmt::format(
+                    "{} holds neither {} nor {}; other formats have to be converted with transformers' save_pretrained",
+                    dir, single_file, index_file));
     }
     const std::map<std::string, const SafeTensor*>& tensors() const { return tensors_; }
 
@@ -52,7 +55,8 @@ private:
         files_.push_back(std::make_unique<SafetensorsFile>(dir_ + "/" + name));
         for (const SafeTensor& t : files_.back()->tensors())
             if (!tensors_.emplace(t.name, &t).second)
-                throw Problem(Exit::checkpoint, fmt::format("tensor '{}' is in {} and in another file", t.name, files_.back()->path()));
+                throw Problem(Exit::checkpoint,
+                              fmt::format("tensor '{}' is in {} and in another file", t.name, files_.back()->path()));
     }
     void open_indexed() {
         const std::string path = dir_ + "/" + index_file;
@@ -62,13 +66,15 @@ private:
         std::set<std::string> names;
         for (const auto& [tensor, file] : index["weight_map"].items()) {
             if (!file.is_string() || file.get<std::string>().find('/') != std::string::npos)
-                throw Problem(Exit::checkpoint, fmt::format("{}: '{}' is in {}, which is not a file name", path, tensor, file.dump()));
+                throw Problem(Exit::checkpoint,
+                              fmt::format("{}: '{}' is in {}, which is not a file name", path, tensor, file.dump()));
             names.insert(file.get<std::string>());
         }
         for (const std::string& name : names) open(name);
         for (const auto& [tensor, file] : index["weight_map"].items())
             if (!tensors_.contains(tensor))
-                throw Problem(Exit::checkpoint, fmt::format("{}: '{}' is not in {}", path, tensor, file.get<std::string>()));
+                throw Problem(Exit::checkpoint,
+                              fmt::format("{}: '{}' is not in {}", path, tensor, file.get<std::string>()));
     }
 };
 
@@ -77,7 +83,8 @@ std::string without_prefix(const std::string& name) { return name.substr(name.fi
 
 // Constants that older versions saved among the weights.
 bool is_constant(const std::string& name) {
-    return name.ends_with(".attn.bias") || name.ends_with(".attn.masked_bias") || name.ends_with(".rotary_emb.inv_freq");
+    return name.ends_with(".attn.bias") || name.ends_with(".attn.masked_bias") ||
+           name.ends_with(".rotary_emb.inv_freq");
 }
 
 bool same_values(const SafeTensor& a, const SafeTensor& b) {
@@ -103,26 +110,32 @@ std::vector<Match> match(const std::string& dir, const Folder& folder, std::vect
             continue;
         }
         if (it->second->shape != t.shape)
-            wrong.push_back(fmt::format("{} is {} there and {} in the model", it->first, shape_text(it->second->shape), shape_text(t.shape)));
+            wrong.push_back(fmt::format("{} is {} there and {} in the model", it->first, shape_text(it->second->shape),
+                                        shape_text(t.shape)));
         if (t.parts[0]->role == Role::token_embedding) embedding = it->second;
         matches.push_back({std::move(t), it->second});
         left.erase(it);
     }
     for (const auto& [name, tensor] : left) {
         const bool tied_head = name == "lm_head.weight" && embedding && same_values(*tensor, *embedding);
-        if (!is_constant(name) && !tied_head) wrong.push_back(name + (name == "lm_head.weight" ? " is not the embedding, though the head is tied" : " is not part of the model"));
+        if (!is_constant(name) && !tied_head)
+            wrong.push_back(name + (name == "lm_head.weight" ? " is not the embedding, though the head is tied"
+                                                             : " is not part of the model"));
     }
     if (!wrong.empty()) {
         constexpr size_t most_named = 6;
-        const std::string more = wrong.size() > most_named ? fmt::format(" and {} more", wrong.size() - most_named) : "";
+        const std::string more =
+            wrong.size() > most_named ? fmt::format(" and {} more", wrong.size() - most_named) : "";
         wrong.resize(std::min(wrong.size(), most_named));
-        throw Problem(Exit::checkpoint, fmt::format("the weights of {} do not fit the model: {}{}", dir, fmt::join(wrong, ", "), more));
+        throw Problem(Exit::checkpoint,
+                      fmt::format("the weights of {} do not fit the model: {}{}", dir, fmt::join(wrong, ", "), more));
     }
     return matches;
 }
 
 // Writes the tensors of a flat buffer one after the other, as they lie in the files.
-void write_tensors(SafetensorsWriter& writer, const std::vector<HfTensor>& tensors, const float* flat, DType dtype, ProgressCounter& progress) {
+void write_tensors(SafetensorsWriter& writer, const std::vector<HfTensor>& tensors, const float* flat, DType dtype,
+                   ProgressCounter& progress) {
     std::vector<float> rows;
     std::vector<bf16> narrow;
     for (const HfTensor& t : tensors) {
@@ -145,7 +158,8 @@ void write_tensors(SafetensorsWriter& writer, const std::vector<HfTensor>& tenso
 
 std::vector<SafetensorsWriter::Entry> entries_of(const std::vector<HfTensor>& tensors, DType dtype) {
     std::vector<SafetensorsWriter::Entry> entries;
-    for (const HfTensor& t : tensors) entries.push_back({t.name, dtype == DType::bf16 ? SafeType::bf16 : SafeType::f32, t.shape});
+    for (const HfTensor& t : tensors)
+        entries.push_back({t.name, dtype == DType::bf16 ? SafeType::bf16 : SafeType::f32, t.shape});
     return entries;
 }
 
@@ -156,7 +170,8 @@ int64_t bytes_of(const std::vector<HfTensor>& tensors, DType dtype) {
 }
 
 // In order, a new file where the next tensor would exceed `file_bytes`.
-std::vector<std::vector<HfTensor>> split_into_files(const std::vector<HfTensor>& tensors, DType dtype, int64_t file_bytes) {
+std::vector<std::vector<HfTensor>> split_into_files(const std::vector<HfTensor>& tensors, DType dtype,
+                                                    int64_t file_bytes) {
     std::vector<std::vector<HfTensor>> files(1);
     int64_t used = 0;
     for (const HfTensor& t : tensors) {
@@ -174,12 +189,14 @@ std::vector<std::vector<HfTensor>> split_into_files(const std::vector<HfTensor>&
 // transformers refuses files that do not say which framework's layout they have.
 const std::map<std::string, std::string> torch_layout = {{"format", "pt"}};
 
-void write_weights(const std::string& dir, const std::vector<HfTensor>& tensors, const float* flat, const HfExport& options) {
+void write_weights(const std::string& dir, const std::vector<HfTensor>& tensors, const float* flat,
+                   const HfExport& options) {
     const auto files = split_into_files(tensors, options.dtype, options.file_bytes);
     ProgressCounter progress("writing", bytes_of(tensors, options.dtype), options.progress);
     OrderedJson map = OrderedJson::object();
     for (size_t i = 0; i < files.size(); ++i) {
-        const std::string name = files.size() == 1 ? single_file : fmt::format("model-{:05}-of-{:05}.safetensors", i + 1, files.size());
+        const std::string name =
+            files.size() == 1 ? single_file : fmt::format("model-{:05}-of-{:05}.safetensors", i + 1, files.size());
         SafetensorsWriter writer(dir + "/" + name, entries_of(files[i], options.dtype), torch_layout);
         write_tensors(writer, files[i], flat, options.dtype, progress);
         writer.finish();
@@ -215,13 +232,18 @@ void import_hf(const std::string& dir, const ParameterTable& table, float* flat,
     });
 }
 
-int64_t export_hf(const std::string& dir, const ModelConfig& model, const ParameterTable& table, const float* flat, const HfExport& options) {
+int64_t export_hf(const std::string& dir, const ModelConfig& model, const ParameterTable& table, const float* flat,
+                  const HfExport& options) {
     std::string why;
     const HfFamily family = family_of(model, &why);
     if (family == HfFamily::none)
-        throw Problem(Exit::checkpoint, fmt::format("no Hugging Face family that trifold writes has {}; gpt2, llama, mistral and qwen2 are written", why));
+        throw Problem(
+            Exit::checkpoint,
+            fmt::format("no Hugging Face family that trifold writes has {}; gpt2, llama, mistral and qwen2 are written",
+                        why));
     if (fs::exists(dir) && !(fs::is_directory(dir) && fs::is_empty(dir)))
-        throw Problem(Exit::checkpoint, fmt::format("{} exists already and is not an empty folder: give another one", dir));
+        throw Problem(Exit::checkpoint,
+                      fmt::format("{} exists already and is not an empty folder: give another one", dir));
     const NoFileSizeSignal guard;
     const fs::path target = fs::absolute(dir).lexically_normal();
     const fs::path final_path = target.has_filename() ? target : target.parent_path();

@@ -49,7 +49,8 @@ struct StoredPiece {
 // Collects the copies that fill one wanted piece and proves that they fill all of it.
 class Reader {
 public:
-    Reader(const std::string& path, const Manifest& manifest) : path_(path), manifest_(manifest), files_(manifest.shards.size()) {
+    Reader(const std::string& path, const Manifest& manifest)
+        : path_(path), manifest_(manifest), files_(manifest.shards.size()) {
         for (size_t s = 0; s < manifest.shards.size(); ++s)
             for (const std::string& key : manifest.shards[s].pieces) {
                 Piece piece = piece_of(key);
@@ -69,7 +70,8 @@ public:
             }
         }
         if (covered != wanted.piece.elems())
-            throw Problem(Exit::checkpoint, fmt::format("{} has {} of the {} elements of {}", path_, covered, wanted.piece.elems(), key_of(wanted.piece)));
+            throw Problem(Exit::checkpoint, fmt::format("{} has {} of the {} elements of {}", path_, covered,
+                                                        wanted.piece.elems(), key_of(wanted.piece)));
     }
 
     void run(const LoadOptions& options) const {
@@ -95,7 +97,8 @@ private:
         if (!file) file = std::make_unique<SafetensorsFile>(path_ + "/" + manifest_.shards[stored.shard].file);
         const SafeTensor* t = file->find(key_of(stored.piece));
         if (!t || t->type != SafeType::f32 || t->elems != stored.piece.elems())
-            throw Problem(Exit::checkpoint, fmt::format("{} does not hold {} as the manifest says", file->path(), key_of(stored.piece)));
+            throw Problem(Exit::checkpoint,
+                          fmt::format("{} does not hold {} as the manifest says", file->path(), key_of(stored.piece)));
         return *t;
     }
 
@@ -103,7 +106,8 @@ private:
     void add(const std::byte* from, float* to, int64_t elems) {
         constexpr int64_t most = int64_t{4} << 20;
         bytes_ += elems * static_cast<int64_t>(sizeof(float));
-        for (; elems > most; elems -= most, to += most, from += most * static_cast<int64_t>(sizeof(float))) jobs_.push_back({from, to, most});
+        for (; elems > most; elems -= most, to += most, from += most * static_cast<int64_t>(sizeof(float)))
+            jobs_.push_back({from, to, most});
         jobs_.push_back({from, to, elems});
     }
 };
@@ -124,13 +128,15 @@ void check_tensors(const std::string& path, const Manifest& manifest, const Para
         if (it == manifest.tensors.end())
             wrong.push_back(p.name + " is missing");
         else if (it->second != p.shape)
-            wrong.push_back(fmt::format("{} is {} there and {} here", p.name, shape_text(it->second), shape_text(p.shape)));
+            wrong.push_back(
+                fmt::format("{} is {} there and {} here", p.name, shape_text(it->second), shape_text(p.shape)));
     }
     for (const auto& [name, shape] : manifest.tensors)
         if (!table.find(name)) wrong.push_back(name + " is only there");
     if (wrong.empty()) return;
-    throw Problem(Exit::checkpoint, fmt::format("the weights of {} are of another model: {}; give the model options it was trained with",
-                                                path, first_of(wrong)));
+    throw Problem(Exit::checkpoint,
+                  fmt::format("the weights of {} are of another model: {}; give the model options it was trained with",
+                              path, first_of(wrong)));
 }
 
 }  // namespace
@@ -149,8 +155,10 @@ FoundCheckpoint find_newest(const std::string& dir, const LoadOptions& options) 
         }
     }
     if (finished > 0)
-        throw Problem(Exit::checkpoint, fmt::format("no checkpoint in {} can be loaded: {}; --checkpoint.resume=none starts again from step 0",
-                                                    dir, fmt::join(result.damaged, "; ")));
+        throw Problem(
+            Exit::checkpoint,
+            fmt::format("no checkpoint in {} can be loaded: {}; --checkpoint.resume=none starts again from step 0", dir,
+                        fmt::join(result.damaged, "; ")));
     return result;
 }
 
@@ -170,8 +178,9 @@ FoundCheckpoint open_checkpoint(const std::string& path, const LoadOptions& opti
         if (found.found()) return found;
         for (const std::string& sentence : found.damaged) incomplete += "; " + sentence;
     }
-    throw Problem(Exit::checkpoint, fmt::format("{} holds no complete checkpoint: give a step-* directory, or one that contains some{}",
-                                                path, incomplete));
+    throw Problem(Exit::checkpoint,
+                  fmt::format("{} holds no complete checkpoint: give a step-* directory, or one that contains some{}",
+                              path, incomplete));
 }
 
 ModelConfig model_of(const FoundCheckpoint& checkpoint) {
@@ -182,19 +191,23 @@ ModelConfig model_of(const FoundCheckpoint& checkpoint) {
 void check_resumable(const FoundCheckpoint& checkpoint, const ModelConfig& model, const std::string& data_hash) {
     const std::vector<std::string> other = differences(model_of(checkpoint), model);
     if (!other.empty())
-        throw Problem(Exit::checkpoint,
-                      fmt::format("checkpoint {} is of another model (there and here): {}; give the same model, another --run.dir, or "
-                                  "--checkpoint.resume=none",
-                                  checkpoint.path, first_of(other)));
+        throw Problem(
+            Exit::checkpoint,
+            fmt::format(
+                "checkpoint {} is of another model (there and here): {}; give the same model, another --run.dir, or "
+                "--checkpoint.resume=none",
+                checkpoint.path, first_of(other)));
     const std::string& trained_on = checkpoint.state.data_hash;
     if (!data_hash.empty() && trained_on != data_hash)
-        throw Problem(Exit::checkpoint,
-                      fmt::format("checkpoint {} was trained on other data (data.train has hash {} there and {} here); give the same data, "
-                                  "or another --run.dir with --init.from={} to take only its weights",
-                                  checkpoint.path, trained_on.empty() ? "none" : trained_on, data_hash, checkpoint.path));
+        throw Problem(Exit::checkpoint, fmt::format("checkpoint {} was trained on other data (data.train has hash {} "
+                                                    "there and {} here); give the same data, "
+                                                    "or another --run.dir with --init.from={} to take only its weights",
+                                                    checkpoint.path, trained_on.empty() ? "none" : trained_on,
+                                                    data_hash, checkpoint.path));
 }
 
-void read_pieces(const std::string& path, const Manifest& manifest, const std::vector<WantedPiece>& wanted, const LoadOptions& options) {
+void read_pieces(const std::string& path, const Manifest& manifest, const std::vector<WantedPiece>& wanted,
+                 const LoadOptions& options) {
     Reader reader(path, manifest);
     for (const WantedPiece& w : wanted) reader.plan(w);
     reader.run(options);
@@ -209,7 +222,8 @@ void clear_padding(const ParameterTable& table, float* flat) {
     std::fill(flat + end, flat + table.flat_elems(), 0.0f);
 }
 
-void load_state(const FoundCheckpoint& checkpoint, const ParameterTable& table, const FlatState& flat, const LoadOptions& options) {
+void load_state(const FoundCheckpoint& checkpoint, const ParameterTable& table, const FlatState& flat,
+                const LoadOptions& options) {
     const Manifest manifest = read_manifest(checkpoint.path);
     check_tensors(checkpoint.path, manifest, table);
     std::vector<WantedPiece> wanted;
@@ -217,7 +231,8 @@ void load_state(const FoundCheckpoint& checkpoint, const ParameterTable& table, 
         float* to = kind == StateKind::master ? flat.master : kind == StateKind::m ? flat.m : flat.v;
         if (!to) continue;
         clear_padding(table, to);
-        for (const Parameter& p : table.all()) wanted.push_back({{p.name, kind, Box::whole(p.shape), 0, p.elems}, to + p.offset});
+        for (const Parameter& p : table.all())
+            wanted.push_back({{p.name, kind, Box::whole(p.shape), 0, p.elems}, to + p.offset});
     }
     read_pieces(checkpoint.path, manifest, wanted, options);
 }

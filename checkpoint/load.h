@@ -20,16 +20,17 @@ struct LoadOptions {
 struct FoundCheckpoint {
     std::string path = "";  // empty: there is none
     TrainingState state = {};
-    std::vector<std::string> damaged = {};  // a sentence about each that is damaged or half-written: to be printed and logged
+    std::vector<std::string> damaged =
+        {};  // a sentence about each that is damaged or half-written: to be printed and logged
     bool found() const { return !path.empty(); }
 };
 
-// The newest checkpoint in `dir` whose files all have the size and the xxh3 of its manifest. Nothing found is no error, but
-// throws Problem(Exit::checkpoint) when there are finished checkpoints and every one of them is damaged.
+// The newest checkpoint in `dir` whose files all have the size and the xxh3 of its manifest. Nothing found is no error,
+// but throws Problem(Exit::checkpoint) when there are finished checkpoints and every one of them is damaged.
 FoundCheckpoint find_newest(const std::string& dir, const LoadOptions& options = {});
 
-// `path` is one checkpoint, a directory of checkpoints, or a run directory. Throws Problem(Exit::checkpoint) when there is
-// none or it is damaged.
+// `path` is one checkpoint, a directory of checkpoints, or a run directory. Throws Problem(Exit::checkpoint) when there
+// is none or it is damaged.
 FoundCheckpoint open_checkpoint(const std::string& path, const LoadOptions& options = {});
 
 // Throws Problem(Exit::checkpoint) when the checkpoint belongs to another model, or was trained on other data (an empty
@@ -39,14 +40,16 @@ void check_resumable(const FoundCheckpoint& checkpoint, const ModelConfig& model
 ModelConfig model_of(const FoundCheckpoint& checkpoint);
 
 // Fills the flat buffers, padding with zeros; without m and v only the weights. Does not verify again.
-void load_state(const FoundCheckpoint& checkpoint, const ParameterTable& table, const FlatState& flat, const LoadOptions& options = {});
+void load_state(const FoundCheckpoint& checkpoint, const ParameterTable& table, const FlatState& flat,
+                const LoadOptions& options = {});
 
 // What load_state is made of: any pieces of the tensors, from whatever pieces the checkpoint has.
 struct WantedPiece {
     Piece piece;
     float* to = nullptr;  // piece.elems() values
 };
-void read_pieces(const std::string& path, const Manifest& manifest, const std::vector<WantedPiece>& wanted, const LoadOptions& options);
+void read_pieces(const std::string& path, const Manifest& manifest, const std::vector<WantedPiece>& wanted,
+                 const LoadOptions& options);
 
 // Zeros everything in a flat buffer that belongs to no tensor.
 void clear_padding(const ParameterTable& table, float* flat);

@@ -18,8 +18,11 @@ std::string seal(const std::string& text) { return fmt::format(",\n  \"xxh3\": \
 OrderedJson to_json(const ShardFile& shard) {
     std::vector<std::string> blocks;
     for (const uint64_t hash : shard.digest.blocks) blocks.push_back(to_hex(hash));
-    return {{"file", shard.file},   {"bytes", shard.digest.bytes}, {"xxh3", to_hex(shard.digest.xxh3)},
-            {"block_xxh3", blocks}, {"pieces", shard.pieces}};
+    return {{"file", shard.file},
+            {"bytes", shard.digest.bytes},
+            {"xxh3", to_hex(shard.digest.xxh3)},
+            {"block_xxh3", blocks},
+            {"pieces", shard.pieces}};
 }
 
 ShardFile shard_of(const JsonValue& json) {
@@ -29,7 +32,8 @@ ShardFile shard_of(const JsonValue& json) {
         throw Problem(Exit::checkpoint, fmt::format("the shard name '{}' is not a plain file name", shard.file));
     shard.digest.bytes = json.at("bytes").get<int64_t>();
     shard.digest.xxh3 = from_hex(json.at("xxh3").get<std::string>());
-    for (const JsonValue& hash : json.at("block_xxh3")) shard.digest.blocks.push_back(from_hex(hash.get<std::string>()));
+    for (const JsonValue& hash : json.at("block_xxh3"))
+        shard.digest.blocks.push_back(from_hex(hash.get<std::string>()));
     shard.pieces = json.at("pieces").get<std::vector<std::string>>();
     return shard;
 }
@@ -37,8 +41,10 @@ ShardFile shard_of(const JsonValue& json) {
 Manifest manifest_of(const JsonValue& json) {
     if (json.at("format") != format_name) throw Problem(Exit::checkpoint, "it is not the manifest of a checkpoint");
     if (const int64_t version = json.at("version").get<int64_t>(); version != format_version)
-        throw Problem(Exit::checkpoint, fmt::format("its format version is {} and this program reads {}; use the program that wrote it ({})",
-                                                    version, format_version, json.value("tool", "unknown")));
+        throw Problem(
+            Exit::checkpoint,
+            fmt::format("its format version is {} and this program reads {}; use the program that wrote it ({})",
+                        version, format_version, json.value("tool", "unknown")));
     Manifest m;
     m.save_number = json.at("save_number").get<int64_t>();
     m.tool = json.at("tool").get<std::string>();
@@ -85,8 +91,8 @@ Manifest read_manifest(const std::string& step_dir) {
     const size_t tail = seal("").size();
     const std::string body = text.substr(0, text.size() - std::min(tail, text.size()));
     if (text != body + seal(body))
-        throw Problem(Exit::checkpoint, fmt::format("{} is damaged: its {} bytes do not match the xxh3 at byte {}", path,
-                                                    text.size(), body.size()));
+        throw Problem(Exit::checkpoint, fmt::format("{} is damaged: its {} bytes do not match the xxh3 at byte {}",
+                                                    path, text.size(), body.size()));
     try {
         return manifest_of(parse_file_json(text, path));
     } catch (const JsonValue::exception& e) {

@@ -1,4 +1,5 @@
-// checkpoint/manifest.h   manifest.json: what a checkpoint holds. It is written last, so a checkpoint without one is not complete.
+// checkpoint/manifest.h   manifest.json: what a checkpoint holds. It is written last, so a checkpoint without one is
+// not complete.
 //
 // The file ends with the xxh3 of every byte before it, so that no change to it goes unnoticed.
 #pragma once
@@ -11,8 +12,8 @@
 
 namespace trifold {
 
-// The progress of a run: with the tensors, all that a resumed run needs to repeat the uninterrupted one bit for bit. Random
-// numbers and samples are functions of (seed, position), so there is no other generator state.
+// The progress of a run: with the tensors, all that a resumed run needs to repeat the uninterrupted one bit for bit.
+// Random numbers and samples are functions of (seed, position), so there is no other generator state.
 struct TrainingState {
     int64_t step = 0;     // optimizer steps done, skipped ones included
     int64_t updates = 0;  // steps that changed the weights: Adam's step count
@@ -31,8 +32,8 @@ struct ShardFile {
 };
 
 struct Manifest {
-    // Counts the saves of a directory. The newest checkpoint is the one with the highest number, not always the highest step:
-    // a run may have gone back to an older checkpoint.
+    // Counts the saves of a directory. The newest checkpoint is the one with the highest number, not always the highest
+    // step: a run may have gone back to an older checkpoint.
     int64_t save_number = 1;
     std::string tool = "";
     int64_t ranks = 1;

@@ -72,7 +72,8 @@ std::string key_of(const Piece& piece) {
 
 Piece piece_of(const std::string& key) {
     Piece piece;
-    if (!parse(key, piece)) throw Problem(Exit::checkpoint, fmt::format("'{}' is not the name of a piece of a checkpoint", key));
+    if (!parse(key, piece))
+        throw Problem(Exit::checkpoint, fmt::format("'{}' is not the name of a piece of a checkpoint", key));
     return piece;
 }
 
@@ -86,7 +87,8 @@ std::vector<SharedRun> shared_runs(const Piece& stored, const Piece& wanted) {
         both.end[d] = std::min(s.end[d], w.end[d]);
         if (both.begin[d] >= both.end[d]) return {};
     }
-    // Dimensions after `last` are the same in both boxes, so elements are consecutive in both over all of them, and along `last`.
+    // Dimensions after `last` are the same in both boxes, so elements are consecutive in both over all of them, and
+    // along `last`.
     size_t last = dims - 1;
     while (last > 0 && s.begin[last] == w.begin[last] && s.end[last] == w.end[last]) --last;
     const int64_t length = (both.end[last] - both.begin[last]) * volume(s, last + 1);
@@ -101,7 +103,8 @@ std::vector<SharedRun> shared_runs(const Piece& stored, const Piece& wanted) {
     for (bool more = true; more;) {
         SharedRun run{position(s) - stored.first, position(w) - wanted.first, length};
         const int64_t before = std::max<int64_t>({0, -run.from, -run.to});  // lies before one of the intervals
-        run = {run.from + before, run.to + before, std::min({length, stored.elems() - run.from, wanted.elems() - run.to}) - before};
+        run = {run.from + before, run.to + before,
+               std::min({length, stored.elems() - run.from, wanted.elems() - run.to}) - before};
         if (run.count > 0) {
             SharedRun* previous = runs.empty() ? nullptr : &runs.back();
             if (previous && previous->from + previous->count == run.from && previous->to + previous->count == run.to)

@@ -1,8 +1,8 @@
 // checkpoint/piece.h   The unit of a checkpoint: a flat interval of a box of one logical tensor.
 //
 // A tensor-parallel rank holds a box of a tensor (some rows, or some columns); the optimizer's sharding gives each
-// data-parallel rank an interval of that box, read row by row. Both the stored and the wanted parts of a tensor are described
-// this way, so a checkpoint loads into any layout: only the list of wanted pieces differs.
+// data-parallel rank an interval of that box, read row by row. Both the stored and the wanted parts of a tensor are
+// described this way, so a checkpoint loads into any layout: only the list of wanted pieces differs.
 #pragma once
 #include <cstdint>
 #include <string>

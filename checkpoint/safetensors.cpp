@@ -47,21 +47,24 @@ int64_t header_bytes(const MappedFile& file) {
     uint64_t n = 0;
     std::memcpy(&n, file.data(), length_bytes);
     if (n > static_cast<uint64_t>(max_header_bytes))
-        refuse(file.path(), fmt::format("the header length at byte 0 is {}, more than the limit of {}", n, max_header_bytes));
+        refuse(file.path(),
+               fmt::format("the header length at byte 0 is {}, more than the limit of {}", n, max_header_bytes));
     if (static_cast<int64_t>(n) > file.bytes() - length_bytes)
-        refuse(file.path(), fmt::format("the header ends at byte {}, but the file at byte {}", n + length_bytes, file.bytes()));
+        refuse(file.path(),
+               fmt::format("the header ends at byte {}, but the file at byte {}", n + length_bytes, file.bytes()));
     return static_cast<int64_t>(n);
 }
 
 const JsonValue& member(const JsonValue& entry, const char* key, const std::string& path, const std::string& name) {
-    if (!entry.is_object() || !entry.contains(key)) refuse(path, fmt::format("tensor '{}' has no {} in the header", name, key));
+    if (!entry.is_object() || !entry.contains(key))
+        refuse(path, fmt::format("tensor '{}' has no {} in the header", name, key));
     return entry[key];
 }
 
 std::vector<int64_t> sizes(const JsonValue& list, const char* key, const std::string& path, const std::string& name) {
     const bool good = list.is_array() && std::all_of(list.begin(), list.end(), [](const JsonValue& v) {
-        return v.is_number_unsigned() && v.get<uint64_t>() <= static_cast<uint64_t>(INT64_MAX);
-    });
+                          return v.is_number_unsigned() && v.get<uint64_t>() <= static_cast<uint64_t>(INT64_MAX);
+                      });
     if (!good) refuse(path, fmt::format("{} of tensor '{}' is {}, not a list of sizes", key, name, list.dump()));
     return list.get<std::vector<int64_t>>();
 }
@@ -71,12 +74,15 @@ SafeTensor parse_entry(const std::string& name, const JsonValue& entry, const Ma
                        int64_t data_bytes) {
     const std::string& path = file.path();
     const JsonValue& dtype = member(entry, "dtype", path, name);
-    const auto* type = std::find_if(std::begin(types), std::end(types), [&](const TypeName& t) { return dtype == t.name; });
+    const auto* type =
+        std::find_if(std::begin(types), std::end(types), [&](const TypeName& t) { return dtype == t.name; });
     if (type == std::end(types)) refuse(path, fmt::format("tensor '{}' has the unknown dtype {}", name, dtype.dump()));
-    SafeTensor t{.name = name, .type = type->type, .shape = sizes(member(entry, "shape", path, name), "shape", path, name)};
+    SafeTensor t{
+        .name = name, .type = type->type, .shape = sizes(member(entry, "shape", path, name), "shape", path, name)};
     const auto offsets = sizes(member(entry, "data_offsets", path, name), "data_offsets", path, name);
     if (offsets.size() != 2 || offsets[0] > offsets[1])
-        refuse(path, fmt::format("data_offsets of tensor '{}' are [{}], not [begin, end]", name, fmt::join(offsets, ", ")));
+        refuse(path,
+               fmt::format("data_offsets of tensor '{}' are [{}], not [begin, end]", name, fmt::join(offsets, ", ")));
     if (offsets[1] > data_bytes)
         refuse(path, fmt::format("tensor '{}' ends at byte {}, but the file at byte {}", name,
                                  static_cast<uint64_t>(data_start) + static_cast<uint64_t>(offsets[1]), file.bytes()));
@@ -93,10 +99,12 @@ SafeTensor parse_entry(const std::string& name, const JsonValue& entry, const Ma
     return t;
 }
 
-void check_no_holes(const std::vector<SafeTensor>& tensors, const std::string& path, int64_t data_start, int64_t file_bytes) {
+void check_no_holes(const std::vector<SafeTensor>& tensors, const std::string& path, int64_t data_start,
+                    int64_t file_bytes) {
     int64_t at = data_start;
     for (const SafeTensor& t : tensors) {
-        if (t.offset < at) refuse(path, fmt::format("tensor '{}' at byte {} overlaps the one before it", t.name, t.offset));
+        if (t.offset < at)
+            refuse(path, fmt::format("tensor '{}' at byte {} overlaps the one before it", t.name, t.offset));
         if (t.offset > at)
             refuse(path, fmt::format("bytes {} to {}, before tensor '{}', belong to no tensor", at, t.offset, t.name));
         at += t.bytes;
@@ -140,7 +148,8 @@ std::string shape_text(const std::vector<int64_t>& shape) { return fmt::format("
 SafetensorsFile::SafetensorsFile(const std::string& path) : file_(path) {
     const int64_t n = header_bytes(file_), data_start = length_bytes + n;
     const std::string text(reinterpret_cast<const char*>(file_.data()) + length_bytes, static_cast<size_t>(n));
-    if (text.empty() || text.front() != '{') refuse(path, "no JSON object starts at byte 8: this is not a safetensors file");
+    if (text.empty() || text.front() != '{')
+        refuse(path, "no JSON object starts at byte 8: this is not a safetensors file");
     const JsonValue header = parse_file_json(text, path, length_bytes);
     for (const auto& [name, entry] : header.items()) {
         if (name == "__metadata__") {
@@ -169,15 +178,19 @@ void to_float(const SafeTensor& t, int64_t first, int64_t count, float* out) {
     TRIFOLD_ASSERT(first >= 0 && count >= 0 && first + count <= t.elems);
     const std::byte* from = t.data + first * size_of(t.type);
     switch (t.type) {
-        case SafeType::f32: std::memcpy(out, from, static_cast<size_t>(count) * sizeof(float)); return;
+        case SafeType::f32:
+            std::memcpy(out, from, static_cast<size_t>(count) * sizeof(float));
+            return;
         case SafeType::bf16:
             return convert<bf16>(from, count, out, [](bf16 v) { return static_cast<float>(v); });
-        case SafeType::f16: return convert<uint16_t>(from, count, out, half_to_float);
+        case SafeType::f16:
+            return convert<uint16_t>(from, count, out, half_to_float);
         case SafeType::f64:
             return convert<double>(from, count, out, [](double v) { return static_cast<float>(v); });
         default:
             throw Problem(Exit::checkpoint,
-                          fmt::format("tensor '{}' holds {} values, and weights must be F32, BF16, F16 or F64", t.name, name_of(t.type)));
+                          fmt::format("tensor '{}' holds {} values, and weights must be F32, BF16, F16 or F64", t.name,
+                                      name_of(t.type)));
     }
 }
 
@@ -197,8 +210,8 @@ SafetensorsWriter::SafetensorsWriter(const std::string& path, const std::vector<
     const int64_t used = length_bytes + static_cast<int64_t>(text.size());
     text.append(static_cast<size_t>((data_alignment - used % data_alignment) % data_alignment), ' ');
     if (static_cast<int64_t>(text.size()) > max_header_bytes)
-        refuse(path, fmt::format("{} tensors need a header of {} bytes, more than the format's limit of {}", entries.size(),
-                                 text.size(), max_header_bytes));
+        refuse(path, fmt::format("{} tensors need a header of {} bytes, more than the format's limit of {}",
+                                 entries.size(), text.size(), max_header_bytes));
     const uint64_t n = text.size();
     expected_bytes_ = length_bytes + static_cast<int64_t>(n) + end;
     write(&n, length_bytes);

@@ -1,10 +1,11 @@
 // checkpoint/safetensors.h   The safetensors file format: named tensors behind a JSON header.
 //
 //   8 bytes   length n of the header, little endian, at most 100 MB
-//   n bytes   {"__metadata__": {text: text}, "name": {"dtype": "F32", "shape": [2, 3], "data_offsets": [begin, end]}, ...}
-//   the rest  the tensors, row-major, little endian, without holes
+//   n bytes   {"__metadata__": {text: text}, "name": {"dtype": "F32", "shape": [2, 3], "data_offsets": [begin, end]},
+//   ...} the rest  the tensors, row-major, little endian, without holes
 //
-// The reader accepts only files in which every byte belongs to exactly one tensor. All failures throw Problem(Exit::checkpoint).
+// The reader accepts only files in which every byte belongs to exactly one tensor. All failures throw
+// Problem(Exit::checkpoint).
 #pragma once
 #include <cstddef>
 #include <cstdint>
@@ -27,7 +28,7 @@ struct SafeTensor {
     std::vector<int64_t> shape;
     const std::byte* data = nullptr;  // not aligned: read it with memcpy or to_float
     int64_t elems = 0, bytes = 0;
-    int64_t offset = 0;               // of data in the file
+    int64_t offset = 0;  // of data in the file
 };
 
 class SafetensorsFile {
@@ -48,7 +49,8 @@ private:
 // Elements [first, first + count) of an F32, BF16, F16 or F64 tensor as fp32.
 void to_float(const SafeTensor& tensor, int64_t first, int64_t count, float* out);
 
-// Writes one file: all names and shapes first, then the tensors' bytes in that order. The data start at a multiple of 64 bytes.
+// Writes one file: all names and shapes first, then the tensors' bytes in that order. The data start at a multiple of
+// 64 bytes.
 class SafetensorsWriter {
 public:
     struct Entry {

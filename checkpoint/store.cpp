@@ -1,6 +1,7 @@
 // checkpoint/store.cpp   Saving, see store.h.
 #include "checkpoint/store.h"
 
+#include <fcntl.h>
 #include <fmt/format.h>
 #include <sys/file.h>
 #include <sys/stat.h>
@@ -34,8 +35,8 @@ struct Slice {
     const float* data = nullptr;
 };
 
-// The pieces that this rank owns: with one rank, every tensor whole. All weights come first, so that reading weights alone
-// touches a third of the files.
+// The pieces that this rank owns: with one rank, every tensor whole. All weights come first, so that reading weights
+// alone touches a third of the files.
 std::vector<Slice> owned_slices(const ParameterTable& table, const FlatState& flat) {
     std::vector<Slice> slices;
     for (const StateKind kind : state_kinds) {
@@ -50,7 +51,8 @@ std::vector<Slice> owned_slices(const ParameterTable& table, const FlatState& fl
 std::vector<std::vector<Slice>> cut_into_files(const std::vector<Slice>& slices, int64_t file_elems) {
     int64_t total = 0;
     for (const Slice& s : slices) total += s.piece.elems();
-    const int64_t files = std::max<int64_t>(1, (total + file_elems - 1) / file_elems), per_file = (total + files - 1) / files;
+    const int64_t files = std::max<int64_t>(1, (total + file_elems - 1) / file_elems),
+                  per_file = (total + files - 1) / files;
     std::vector<std::vector<Slice>> cut(1);
     int64_t room = per_file;
     for (Slice rest : slices) {
@@ -84,7 +86,8 @@ void clean_leftovers(const std::string& dir) {
             const std::string original = path.substr(0, path.size() - std::strlen(replaced));
             if (!fs::exists(original)) rename_path(path, original);  // it died before the new one had the name
         }
-        if (has_suffix(name, temporary) || has_suffix(name, deleting) || has_suffix(name, replaced)) fs::remove_all(path);
+        if (has_suffix(name, temporary) || has_suffix(name, deleting) || has_suffix(name, replaced))
+            fs::remove_all(path);
     }
 }
 
@@ -95,10 +98,13 @@ Fd lock_for_writing(const std::string& dir) {
     if (::flock(fd.get(), LOCK_EX | LOCK_NB) != 0) {
         // A file system without locks cannot tell; everything else works there.
         if (errno != EWOULDBLOCK) return fd;
-        throw Problem(Exit::checkpoint, fmt::format("another process ({}) is writing checkpoints to {}; wait for it to end", read_text(path), dir));
+        throw Problem(
+            Exit::checkpoint,
+            fmt::format("another process ({}) is writing checkpoints to {}; wait for it to end", read_text(path), dir));
     }
     const std::string pid = std::to_string(::getpid());
-    if (::ftruncate(fd.get(), 0) != 0 || ::pwrite(fd.get(), pid.data(), pid.size(), 0) != static_cast<ssize_t>(pid.size()))
+    if (::ftruncate(fd.get(), 0) != 0 ||
+        ::pwrite(fd.get(), pid.data(), pid.size(), 0) != static_cast<ssize_t>(pid.size()))
         throw Problem(Exit::checkpoint, fmt::format("cannot write to {}: {}", path, std::strerror(errno)));
     return fd;
 }
@@ -121,9 +127,11 @@ Manifest complete_manifest(const std::string& path, int64_t step) {
     for (const ShardFile& shard : manifest.shards) {
         const std::string file = path + "/" + shard.file;
         struct stat info {};
-        if (::stat(file.c_str(), &info) != 0) throw Problem(Exit::checkpoint, fmt::format("{}: {}", file, std::strerror(errno)));
+        if (::stat(file.c_str(), &info) != 0)
+            throw Problem(Exit::checkpoint, fmt::format("{}: {}", file, std::strerror(errno)));
         if (info.st_size != shard.digest.bytes)
-            throw Problem(Exit::checkpoint, fmt::format("{} ends at byte {} instead of byte {}", file, info.st_size, shard.digest.bytes));
+            throw Problem(Exit::checkpoint,
+                          fmt::format("{} ends at byte {} instead of byte {}", file, info.st_size, shard.digest.bytes));
     }
     return manifest;
 }
@@ -141,7 +149,8 @@ bool is_step_name(const std::string& name, int64_t* step) {
     return true;
 }
 
-std::vector<ListedCheckpoint> list_checkpoints(const std::string& dir, std::vector<std::string>* damaged, int64_t* with_manifest) {
+std::vector<ListedCheckpoint> list_checkpoints(const std::string& dir, std::vector<std::string>* damaged,
+                                               int64_t* with_manifest) {
     std::vector<ListedCheckpoint> found;
     std::error_code ignored;  // a directory that is not there holds nothing
     for (const auto& entry : fs::directory_iterator(dir, ignored)) {
@@ -149,7 +158,8 @@ std::vector<ListedCheckpoint> list_checkpoints(const std::string& dir, std::vect
         if (!is_step_name(entry.path().filename().string(), &c.step)) continue;
         const bool has_manifest = fs::exists(c.path + "/" + manifest_name, ignored);
         try {
-            if (!has_manifest) throw Problem(Exit::checkpoint, fmt::format("it has no {}, so its save did not end", manifest_name));
+            if (!has_manifest)
+                throw Problem(Exit::checkpoint, fmt::format("it has no {}, so its save did not end", manifest_name));
             c.save_number = complete_manifest(c.path, c.step).save_number;
             found.push_back(c);
         } catch (const Problem& e) {
@@ -186,14 +196,19 @@ void CheckpointStore::prepare(int64_t needed_bytes) {
         probe(dir);
         const int64_t free = free_bytes(dir);
         if (free < needed_bytes)
-            throw Problem(Exit::checkpoint, fmt::format("a checkpoint takes {} and {} has {} free", human_bytes(needed_bytes), dir, human_bytes(free)));
+            throw Problem(Exit::checkpoint, fmt::format("a checkpoint takes {} and {} has {} free",
+                                                        human_bytes(needed_bytes), dir, human_bytes(free)));
     } catch (const std::exception& e) {
-        throw Problem(Exit::checkpoint, fmt::format("checkpoints cannot be saved: {}; --checkpoint.dir or --run.dir gives another place", e.what()));
+        throw Problem(Exit::checkpoint,
+                      fmt::format("checkpoints cannot be saved: {}; --checkpoint.dir or --run.dir gives another place",
+                                  e.what()));
     }
 }
 
-std::vector<ShardFile> CheckpointStore::write_shards(const std::string& dir, const ParameterTable& table, const FlatState& flat) const {
-    const auto files = cut_into_files(owned_slices(table, flat), options_.shard_bytes / static_cast<int64_t>(sizeof(float)));
+std::vector<ShardFile> CheckpointStore::write_shards(const std::string& dir, const ParameterTable& table,
+                                                     const FlatState& flat) const {
+    const auto files =
+        cut_into_files(owned_slices(table, flat), options_.shard_bytes / static_cast<int64_t>(sizeof(float)));
     std::vector<ShardFile> shards(files.size());
     run_jobs(static_cast<int64_t>(files.size()), options_.threads, [&](int64_t i) {
         const auto& slices = files[static_cast<size_t>(i)];

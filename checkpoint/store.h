@@ -25,13 +25,13 @@ struct FlatState {
 
 struct StoreOptions {
     std::string dir;
-    int64_t keep = 3;        // newest ones; 0: all
-    int64_t keep_every = 0;  // the checkpoints of every n-th step are never deleted; 0: none
-    int threads = 1;         // that write shard files
+    int64_t keep = 3;                          // newest ones; 0: all
+    int64_t keep_every = 0;                    // the checkpoints of every n-th step are never deleted; 0: none
+    int threads = 1;                           // that write shard files
     int64_t shard_bytes = int64_t{256} << 20;  // aimed at per file, so that several can be written and read at once
     std::string tool = "trifold";              // name and version, for the manifest
-    // Called before every step of a save that changes the file system, with its name, from any of the writing threads. The
-    // fault injector and the tests stop here.
+    // Called before every step of a save that changes the file system, with its name, from any of the writing threads.
+    // The fault injector and the tests stop here.
     std::function<void(const char* phase)> on_phase;
 };
 
@@ -51,8 +51,8 @@ class CheckpointStore {
 public:
     explicit CheckpointStore(StoreOptions options);  // touches nothing
 
-    // Before step 0: creates the directory, makes sure that no other process writes to it, removes leftovers, and proves that
-    // it is writable and has `needed_bytes` free. Throws Problem(Exit::checkpoint).
+    // Before step 0: creates the directory, makes sure that no other process writes to it, removes leftovers, and
+    // proves that it is writable and has `needed_bytes` free. Throws Problem(Exit::checkpoint).
     void prepare(int64_t needed_bytes);
 
     SaveOutcome save(const ParameterTable& table, const FlatState& flat, const TrainingState& state);
@@ -64,7 +64,8 @@ private:
     Fd writer_lock_;
 
     void phase(const char* name) const;
-    std::vector<ShardFile> write_shards(const std::string& dir, const ParameterTable& table, const FlatState& flat) const;
+    std::vector<ShardFile> write_shards(const std::string& dir, const ParameterTable& table,
+                                        const FlatState& flat) const;
     void publish(const std::string& temporary, const std::string& final_path) const;
     void delete_old(SaveOutcome& outcome) const;
 };
@@ -72,7 +73,7 @@ private:
 // Bytes on disk of one checkpoint of this model, rounded up a little: twelve per parameter, names and manifest.
 int64_t checkpoint_bytes(const ParameterTable& table);
 
-std::string step_name(int64_t step);                // step-00000500
+std::string step_name(int64_t step);  // step-00000500
 bool is_step_name(const std::string& name, int64_t* step = nullptr);
 
 // Checkpoints in a directory whose manifest and file sizes are right, newest first.

@@ -13,15 +13,16 @@
 namespace trifold {
 
 struct Progress {
-    const char* what = "";             // "verifying", "reading", "writing"
-    int64_t done = 0, total = 0;       // bytes
+    const char* what = "";        // "verifying", "reading", "writing"
+    int64_t done = 0, total = 0;  // bytes
 };
 // Called from any thread of the operation, never from two at once.
 using ProgressCallback = std::function<void(const Progress&)>;
 
 class ProgressCounter {
 public:
-    ProgressCounter(const char* what, int64_t total, ProgressCallback callback) : progress_{what, 0, total}, callback_(std::move(callback)) {}
+    ProgressCounter(const char* what, int64_t total, ProgressCallback callback)
+        : progress_{what, 0, total}, callback_(std::move(callback)) {}
     void add(int64_t bytes) {
         const std::lock_guard lock(mutex_);
         progress_.done += bytes;
@@ -34,8 +35,8 @@ private:
     ProgressCallback callback_;
 };
 
-// Calls job(0) ... job(count - 1), at most `threads` at a time (the caller's thread included), each taking the next free
-// number. After an exception no new job starts, and the first exception is thrown again here.
+// Calls job(0) ... job(count - 1), at most `threads` at a time (the caller's thread included), each taking the next
+// free number. After an exception no new job starts, and the first exception is thrown again here.
 inline void run_jobs(int64_t count, int threads, const std::function<void(int64_t)>& job) {
     std::atomic<int64_t> next{0};
     std::mutex mutex;

@@ -18,7 +18,8 @@ namespace {
 
 constexpr const char* usage =
     "trifold export CHECKPOINT --to DIR [options]\n\n"
-    "Writes the weights of a checkpoint as a Hugging Face folder (config.json and safetensors; GPT-2, Llama, Mistral, Qwen2).\n"
+    "Writes the weights of a checkpoint as a Hugging Face folder (config.json and safetensors; GPT-2, Llama, Mistral, "
+    "Qwen2).\n"
     "CHECKPOINT is a step, a folder of checkpoints, or a run directory: of these the newest verified one.\n\n";
 
 struct ExportFlags {
@@ -56,7 +57,8 @@ int export_command(int argc, char** argv) {
     ExportFlags flags;
     if (wants_help(args)) {
         std::fputs(usage, stdout);
-        for (const CommandFlag& f : flags.list()) std::fprintf(stdout, "  --%-18s %s\n", (f.name + " " + f.value).c_str(), f.help.c_str());
+        for (const CommandFlag& f : flags.list())
+            std::fprintf(stdout, "  --%-18s %s\n", (f.name + " " + f.value).c_str(), f.help.c_str());
         return 0;
     }
     std::vector<std::string> checkpoints;
@@ -65,8 +67,13 @@ int export_command(int argc, char** argv) {
     context.positional = &checkpoints;
     const Config given = parse_config(args, context);
     for (const auto& [name, origin] : given.origin)
-        if (origin != "default") throw Problem(Exit::usage, fmt::format("export takes everything from the checkpoint; leave out {} ({})", name, origin));
-    if (checkpoints.size() != 1) throw Problem(Exit::usage, fmt::format("export takes one checkpoint, not {}: trifold export CHECKPOINT --to DIR", checkpoints.size()));
+        if (origin != "default")
+            throw Problem(Exit::usage,
+                          fmt::format("export takes everything from the checkpoint; leave out {} ({})", name, origin));
+    if (checkpoints.size() != 1)
+        throw Problem(
+            Exit::usage,
+            fmt::format("export takes one checkpoint, not {}: trifold export CHECKPOINT --to DIR", checkpoints.size()));
     flags.check();
 
     const LoadOptions load{.threads = usable_cpus(), .progress = {}};
@@ -81,7 +88,8 @@ int export_command(int argc, char** argv) {
                            .tokenizer = tokenizer_file(config),
                            .progress = {}};
     const int64_t bytes = export_hf(flags.to, config.model, table, weights.data(), options);
-    fmt::print("{}: {} parameters of {}, {} {}\n", flags.to, with_commas(table.count()), found.path, human_bytes(bytes), flags.dtype);
+    fmt::print("{}: {} parameters of {}, {} {}\n", flags.to, with_commas(table.count()), found.path, human_bytes(bytes),
+               flags.dtype);
     return 0;
 }
 

@@ -172,6 +172,8 @@ Config parse_config(const std::vector<std::string>& args, const ParseContext& co
     return config;
 }
 
+Config parse_config(const std::vector<std::string>& args) { return parse_config(args, ParseContext()); }
+
 bool wants_help(const std::vector<std::string>& args) {
     for (const std::string& arg : args)
         if (arg == "--help" || arg == "-h") return true;

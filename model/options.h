@@ -42,7 +42,8 @@ struct ParseContext {
 };
 
 // `args` are the arguments after the name of the command. The result is not resolved yet.
-Config parse_config(const std::vector<std::string>& args, const ParseContext& context = ParseContext());
+Config parse_config(const std::vector<std::string>& args, const ParseContext& context);
+Config parse_config(const std::vector<std::string>& args);
 // True when the arguments ask for --help (or -h); commands then print help_text and parse nothing.
 bool wants_help(const std::vector<std::string>& args);
 

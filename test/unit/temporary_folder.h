@@ -1,5 +1,5 @@
-// test/unit/temporary_folder.h   A fresh folder for one test, removed at its end; in memory where the machine has /dev/shm, as
-// tests that sync thousands of files would otherwise measure the disk.
+// test/unit/temporary_folder.h   A fresh folder for one test, removed at its end; in memory where the machine has
+// /dev/shm, as tests that sync thousands of files would otherwise measure the disk.
 #pragma once
 #include <unistd.h>
 
@@ -31,4 +31,6 @@ inline std::string file_bytes(const std::string& path) {
     std::ifstream in(path, std::ios::binary);
     return {std::istreambuf_iterator<char>(in), {}};
 }
-inline void write_bytes(const std::string& path, const std::string& bytes) { std::ofstream(path, std::ios::binary) << bytes; }
+inline void write_bytes(const std::string& path, const std::string& bytes) {
+    std::ofstream(path, std::ios::binary) << bytes;
+}

@@ -3,14 +3,15 @@
 #else
 #include <catch2/catch.hpp>
 #endif
-// test/unit/test_checkpoint.cpp   Saving and loading: round trips, every kind of damage, crashes between any two steps, full disks.
+// test/unit/test_checkpoint.cpp   Saving and loading: round trips, every kind of damage, crashes between any two steps,
+// full disks.
 #include <sys/mount.h>
 #include <sys/resource.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <cstring>
-#include <numeric>
 #include <random>
 
 #include "base/error.h"
@@ -59,11 +60,20 @@ struct FakeRun {
             }
             clear_padding(table, buffer->data());
         }
-        state = {.step = step, .updates = step - 1, .skipped = 1, .samples = 8 * step, .tokens = 800 * step, .seed = UINT64_MAX - 3, .config_json = config_of(model), .data_hash = "d1"};
+        state = {.step = step,
+                 .updates = step - 1,
+                 .skipped = 1,
+                 .samples = 8 * step,
+                 .tokens = 800 * step,
+                 .seed = UINT64_MAX - 3,
+                 .config_json = config_of(model),
+                 .data_hash = "d1"};
     }
     FlatState flat() { return {master.data(), m.data(), v.data()}; }
     bool same_bits(const FakeRun& other) const {
-        const auto same = [](const std::vector<float>& a, const std::vector<float>& b) { return a.size() == b.size() && std::memcmp(a.data(), b.data(), a.size() * 4) == 0; };
+        const auto same = [](const std::vector<float>& a, const std::vector<float>& b) {
+            return a.size() == b.size() && std::memcmp(a.data(), b.data(), a.size() * 4) == 0;
+        };
         return same(master, other.master) && same(m, other.m) && same(v, other.v);
     }
 };
@@ -102,7 +112,8 @@ std::vector<std::string> names_in(const std::string& dir) {
     return names;
 }
 
-template <class Act> std::string problem_of(Act act) {
+template <class Act>
+std::string problem_of(Act act) {
     try {
         act();
     } catch (const Problem& e) {
@@ -152,7 +163,8 @@ TEST_CASE("a checkpoint is loaded bit for bit") {
 TEST_CASE("a step, a folder of steps and a run directory can be opened") {
     const TemporaryFolder folder;
     save(folder / "checkpoints", 3);
-    for (const std::string& path : {folder.path(), folder.path() + "/", folder / "checkpoints", folder / "checkpoints/step-00000003", folder / "checkpoints/step-00000003/"}) {
+    for (const std::string& path : {folder.path(), folder.path() + "/", folder / "checkpoints",
+                                    folder / "checkpoints/step-00000003", folder / "checkpoints/step-00000003/"}) {
         FakeRun run(0);
         const FoundCheckpoint found = open_checkpoint(path);
         load_state(found, run.table, {run.master.data(), nullptr, nullptr});  // weights only
@@ -171,7 +183,9 @@ TEST_CASE("names of pieces") {
     const Piece piece{"layers.0.attention.q.weight", StateKind::m, {{0, 64}, {32, 128}}, 5, 1000};
     CHECK(key_of(piece) == "m/layers.0.attention.q.weight[0:32,64:128]@5:1000");
     CHECK(piece_of(key_of(piece)) == piece);
-    for (const char* bad : {"", "m/", "m/a", "x/a[0:1]@0:1", "m/[0:1]@0:1", "m/a[]@0:1", "m/a[0:1]", "m/a[0:1]@0:2", "m/a[1:0]@0:0", "m/a[0:1]@0:1 ", "m/a[0:1,]@0:1", "m/a[-1:1]@0:1", "m/a[0:99999999999999999999]@0:1"}) {
+    for (const char* bad :
+         {"", "m/", "m/a", "x/a[0:1]@0:1", "m/[0:1]@0:1", "m/a[]@0:1", "m/a[0:1]", "m/a[0:1]@0:2", "m/a[1:0]@0:0",
+          "m/a[0:1]@0:1 ", "m/a[0:1,]@0:1", "m/a[-1:1]@0:1", "m/a[0:99999999999999999999]@0:1"}) {
         INFO(bad);
         CHECK_THROWS_AS(piece_of(bad), Problem);
     }
@@ -217,7 +231,8 @@ TEST_CASE("what two pieces share is the same as element by element") {
         const auto have = elements(stored, shape), want = elements(wanted, shape);
         std::vector<int64_t> expected(want.size(), -1), filled(want.size(), -1);
         for (size_t i = 0; i < want.size(); ++i)
-            if (const auto it = std::find(have.begin(), have.end(), want[i]); it != have.end()) expected[i] = it - have.begin();
+            if (const auto it = std::find(have.begin(), have.end(), want[i]); it != have.end())
+                expected[i] = it - have.begin();
         for (const SharedRun& run : shared_runs(stored, wanted))
             for (int64_t i = 0; i < run.count; ++i) {
                 REQUIRE(filled.at(static_cast<size_t>(run.to + i)) == -1);
@@ -226,7 +241,8 @@ TEST_CASE("what two pieces share is the same as element by element") {
         REQUIRE(filled == expected);
     }
     // whole rows of equal width are one run
-    CHECK(shared_runs({"t", {}, {{0, 0}, {8, 6}}, 0, 48}, {"t", {}, {{2, 0}, {5, 6}}, 0, 18}) == std::vector<SharedRun>{{12, 0, 18}});
+    CHECK(shared_runs({"t", {}, {{0, 0}, {8, 6}}, 0, 48}, {"t", {}, {{2, 0}, {5, 6}}, 0, 18}) ==
+          std::vector<SharedRun>{{12, 0, 18}});
 }
 
 TEST_CASE("a checkpoint loads into another layout") {
@@ -242,17 +258,22 @@ TEST_CASE("a checkpoint loads into another layout") {
         std::vector<WantedPiece> wanted;
         for (int64_t dp = 0; dp < 3; ++dp) {
             const int64_t first = dp * rows * half / 3, last = (dp + 1) * rows * half / 3;
-            wanted.push_back({{p.name, StateKind::v, {{0, tp * half}, {rows, (tp + 1) * half}}, first, last}, box.data() + first});
+            wanted.push_back(
+                {{p.name, StateKind::v, {{0, tp * half}, {rows, (tp + 1) * half}}, first, last}, box.data() + first});
         }
         read_pieces(path, manifest, wanted, {});
         int64_t wrong = 0;
         for (int64_t r = 0; r < rows; ++r)
-            wrong += std::memcmp(&box[static_cast<size_t>(r * half)], &run.v[static_cast<size_t>(p.offset + r * columns + tp * half)], static_cast<size_t>(half) * 4) != 0;
+            wrong += std::memcmp(&box[static_cast<size_t>(r * half)],
+                                 &run.v[static_cast<size_t>(p.offset + r * columns + tp * half)],
+                                 static_cast<size_t>(half) * 4) != 0;
         CHECK(wrong == 0);
     }
     std::vector<float> more(static_cast<size_t>(rows * columns + columns));
-    const WantedPiece too_much{{p.name, StateKind::v, {{0, 0}, {rows + 1, columns}}, 0, (rows + 1) * columns}, more.data()};
-    CHECK(has(problem_of([&] { read_pieces(path, manifest, {too_much}, {}); }), "has 240 of the 260 elements of v/layers.0.ffn.down.weight"));
+    const WantedPiece too_much{{p.name, StateKind::v, {{0, 0}, {rows + 1, columns}}, 0, (rows + 1) * columns},
+                               more.data()};
+    CHECK(has(problem_of([&] { read_pieces(path, manifest, {too_much}, {}); }),
+              "has 240 of the 260 elements of v/layers.0.ffn.down.weight"));
     const WantedPiece unknown{{"nothing", StateKind::v, {{0}, {1}}, 0, 1}, more.data()};
     CHECK(has(problem_of([&] { read_pieces(path, manifest, {unknown}, {}); }), "has 0 of the 1 elements"));
 }
@@ -310,7 +331,8 @@ TEST_CASE("the report of a damaged shard names the damaged bytes") {
     content[static_cast<size_t>(digest_block_bytes) + 5] ^= 4;
     write_bytes(file, content);
     ProgressCounter progress("verifying", digest.bytes, {});
-    CHECK(has(problem_of([&] { verify_file(file, digest, progress); }), "is damaged between byte 16777216 and byte 33554432"));
+    CHECK(has(problem_of([&] { verify_file(file, digest, progress); }),
+              "is damaged between byte 16777216 and byte 33554432"));
 }
 
 TEST_CASE("shards of two steps are never mixed, and half-written checkpoints do not count") {
@@ -384,7 +406,8 @@ TEST_CASE("checkpoints of another model or other data are refused") {
     const FoundCheckpoint found = find_newest(folder.path());
     CHECK_NOTHROW(check_resumable(found, tiny_model(), "d1"));
     CHECK_NOTHROW(check_resumable(found, tiny_model(), ""));
-    CHECK(has(problem_of([&] { check_resumable(found, tiny_model(), "d2"); }), "other data (data.train has hash d1 there and d2 here)"));
+    CHECK(has(problem_of([&] { check_resumable(found, tiny_model(), "d2"); }),
+              "other data (data.train has hash d1 there and d2 here)"));
     ModelConfig other = tiny_model();
     other.layers = 2;
     other.norm_eps = 1e-6;
@@ -408,14 +431,17 @@ TEST_CASE("saves can be ruled out before step 0") {
     store.prepare(1000);
     CHECK(names_in(folder / "c").empty());
     store.prepare(1000);  // again by the same owner
-    CHECK(has(problem_of([&] { CheckpointStore(store_options(folder / "c")).prepare(0); }), "another process (" + std::to_string(getpid()) + ")"));
+    CHECK(has(problem_of([&] { CheckpointStore(store_options(folder / "c")).prepare(0); }),
+              "another process (" + std::to_string(getpid()) + ")"));
     CHECK(has(problem_of([&] { store.prepare(int64_t{1} << 60); }), "free; --checkpoint.dir"));
     write_bytes(folder / "file", "x");
-    CHECK(has(problem_of([&] { CheckpointStore(store_options(folder / "file/c")).prepare(0); }), "cannot create the directory"));
+    CHECK(has(problem_of([&] { CheckpointStore(store_options(folder / "file/c")).prepare(0); }),
+              "cannot create the directory"));
     if (geteuid() != 0) {
         fs::create_directory(folder / "locked");
         fs::permissions(folder / "locked", fs::perms::owner_read | fs::perms::owner_exec);
-        CHECK(has(problem_of([&] { CheckpointStore(store_options(folder / "locked")).prepare(0); }), "Permission denied"));
+        CHECK(has(problem_of([&] { CheckpointStore(store_options(folder / "locked")).prepare(0); }),
+                  "Permission denied"));
     }
 }
 
@@ -430,7 +456,8 @@ TEST_CASE("leftovers of a dead writer are removed, nothing else") {
         write_bytes(folder / name + "/x", "x");
     }
     CheckpointStore(store_options(folder.path())).prepare(0);
-    CHECK(names_in(folder.path()) == std::vector<std::string>{"other.tmp", "step-00000001", "step-00000002", "step-3.tmp"});
+    CHECK(names_in(folder.path()) ==
+          std::vector<std::string>{"other.tmp", "step-00000001", "step-00000002", "step-3.tmp"});
     CHECK(load_exactly(folder.path()) == 2);
 }
 
@@ -493,7 +520,8 @@ TEST_CASE("a failed write leaves the old checkpoint, no leftovers, and a sentenc
     rlimit old{};
     REQUIRE(getrlimit(RLIMIT_FSIZE, &old) == 0);
     const rlim_t manifest = fs::file_size(folder / "step-00000001/manifest.json");
-    for (const rlim_t most : {rlim_t{0}, rlim_t{100}, rlim_t{4000}, manifest - 1}) {  // the last one stops nothing but the manifest
+    for (const rlim_t most :
+         {rlim_t{0}, rlim_t{100}, rlim_t{4000}, manifest - 1}) {  // the last one stops nothing but the manifest
         INFO(most);
         const rlimit low{most, old.rlim_max};
         REQUIRE(setrlimit(RLIMIT_FSIZE, &low) == 0);
@@ -521,7 +549,8 @@ TEST_CASE("a full disk is reported and training can go on") {
     const std::string disk = folder / "disk";
     fs::create_directory(disk);
     int64_t pages = 0;  // of one checkpoint
-    for (const auto& entry : fs::directory_iterator(save(folder / "elsewhere", 1).path)) pages += static_cast<int64_t>(entry.file_size() + 4095) / 4096;
+    for (const auto& entry : fs::directory_iterator(save(folder / "elsewhere", 1).path))
+        pages += static_cast<int64_t>(entry.file_size() + 4095) / 4096;
     const std::string size = "size=" + std::to_string(pages * 3 / 2 * 4096);  // room for one and a half
     if (geteuid() != 0 || mount("trifold-test", disk.c_str(), "tmpfs", 0, size.c_str()) != 0) {
         WARN("needs the right to mount a tmpfs: skipped");
@@ -533,21 +562,24 @@ TEST_CASE("a full disk is reported and training can go on") {
     } const unmount{disk};
     const std::string dir = disk + "/c";
     FakeRun run(1);
-    CHECK(has(problem_of([&] { CheckpointStore(store_options(dir)).prepare(1 << 20); }), "a checkpoint takes 1.00 MiB"));
+    CHECK(
+        has(problem_of([&] { CheckpointStore(store_options(dir)).prepare(1 << 20); }), "a checkpoint takes 1.00 MiB"));
     {
         CheckpointStore store(store_options(dir));
         store.prepare(0);
         REQUIRE(store.save(run.table, run.flat(), run.state).ok());
         run = FakeRun(2);
         for (int attempt = 0; attempt < 2; ++attempt) {
-            CHECK(has(CheckpointStore(store_options(dir)).save(run.table, run.flat(), run.state).problem, "No space left on device"));
+            CHECK(has(CheckpointStore(store_options(dir)).save(run.table, run.flat(), run.state).problem,
+                      "No space left on device"));
             CHECK(load_exactly(dir) == 1);
             CHECK(names_in(dir) == std::vector<std::string>{"step-00000001"});
         }
     }
 
     REQUIRE(mount("", disk.c_str(), "", MS_REMOUNT | MS_RDONLY, "") == 0);
-    CHECK(has(CheckpointStore(store_options(dir)).save(run.table, run.flat(), run.state).problem, "Read-only file system"));
+    CHECK(has(CheckpointStore(store_options(dir)).save(run.table, run.flat(), run.state).problem,
+              "Read-only file system"));
     CHECK(has(problem_of([&] { CheckpointStore(store_options(disk + "/d")).prepare(0); }), "Read-only file system"));
 }
 
@@ -600,7 +632,8 @@ TEST_CASE("the size of a checkpoint is known before") {
         const SaveOutcome outcome = CheckpointStore(options).save(run.table, run.flat(), run.state);
         REQUIRE(outcome.ok());
         int64_t bytes = 0;
-        for (const std::string& name : names_in(outcome.path)) bytes += static_cast<int64_t>(fs::file_size(outcome.path + "/" + name));
+        for (const std::string& name : names_in(outcome.path))
+            bytes += static_cast<int64_t>(fs::file_size(outcome.path + "/" + name));
         CHECK(bytes <= checkpoint_bytes(run.table));
         CHECK(bytes + 30'000 >= checkpoint_bytes(run.table));
     }

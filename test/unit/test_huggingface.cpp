@@ -3,7 +3,8 @@
 #else
 #include <catch2/catch.hpp>
 #endif
-// test/unit/test_huggingface.cpp   Hugging Face folders: round trips of the four families, both generations of config.json, refusals.
+// test/unit/test_huggingface.cpp   Hugging Face folders: round trips of the four families, both generations of
+// config.json, refusals.
 #include <cstring>
 #include <map>
 
@@ -75,7 +76,8 @@ void check_same(const ModelConfig& a, const ModelConfig& b) {
     CHECK(a.init_std == b.init_std);
 }
 
-template <class Act> std::string problem_of(Act act) {
+template <class Act>
+std::string problem_of(Act act) {
     try {
         act();
     } catch (const Problem& e) {
@@ -102,10 +104,20 @@ ModelConfig read_config(const Fields& base, const Fields& changes = {}) {
     write_bytes(folder / "config.json", text + "}");
     return read_hf_config(folder.path());
 }
-const Fields gpt2_fields = {{"model_type", "\"gpt2\""}, {"architectures", "[\"GPT2LMHeadModel\"]"}, {"n_layer", "2"}, {"n_embd", "24"}, {"n_head", "3"},
-                            {"n_positions", "19"}, {"vocab_size", "61"}, {"n_inner", "null"}, {"attn_pdrop", "0.1"}};
-const Fields llama_fields = {{"model_type", "\"llama\""}, {"architectures", "[\"LlamaForCausalLM\"]"}, {"num_hidden_layers", "4"}, {"hidden_size", "24"}, {"num_attention_heads", "3"},
-                             {"intermediate_size", "40"}, {"max_position_embeddings", "19"}, {"vocab_size", "61"}, {"rms_norm_eps", "1e-05"}, {"torch_dtype", "\"bfloat16\""}};
+const Fields gpt2_fields = {{"model_type", "\"gpt2\""},
+                            {"architectures", "[\"GPT2LMHeadModel\"]"},
+                            {"n_layer", "2"},
+                            {"n_embd", "24"},
+                            {"n_head", "3"},
+                            {"n_positions", "19"},
+                            {"vocab_size", "61"},
+                            {"n_inner", "null"},
+                            {"attn_pdrop", "0.1"}};
+const Fields llama_fields = {{"model_type", "\"llama\""},       {"architectures", "[\"LlamaForCausalLM\"]"},
+                             {"num_hidden_layers", "4"},        {"hidden_size", "24"},
+                             {"num_attention_heads", "3"},      {"intermediate_size", "40"},
+                             {"max_position_embeddings", "19"}, {"vocab_size", "61"},
+                             {"rms_norm_eps", "1e-05"},         {"torch_dtype", "\"bfloat16\""}};
 Fields of_type(const std::string& type, const Fields& more = {}) {
     Fields f = llama_fields;
     f["model_type"] = "\"" + type + "\"";
@@ -118,7 +130,8 @@ Fields of_type(const std::string& type, const Fields& more = {}) {
 }  // namespace
 
 TEST_CASE("a folder of each family comes back as it was written") {
-    std::vector<std::pair<const char*, ModelConfig>> models = {{"gpt2", gpt2_model()}, {"llama", llama_model()}, {"mistral", mistral_model()}, {"qwen2", qwen2_model()}};
+    std::vector<std::pair<const char*, ModelConfig>> models = {
+        {"gpt2", gpt2_model()}, {"llama", llama_model()}, {"mistral", mistral_model()}, {"qwen2", qwen2_model()}};
     ModelConfig m = gpt2_model();
     m.activation = ActivationKind::gelu_erf;
     m.tied = false;
@@ -175,7 +188,9 @@ TEST_CASE("GPT-2 keeps q, k and v in one tensor and matrices transposed") {
         to_float(*file.find(name), i, 1, &x);
         return x;
     };
-    const auto ours = [&](const std::string& name, int64_t i) { return weights[static_cast<size_t>(table.at(name).offset + i)]; };
+    const auto ours = [&](const std::string& name, int64_t i) {
+        return weights[static_cast<size_t>(table.at(name).offset + i)];
+    };
     const int64_t C = model.hidden, F = model.ffn_hidden;
     const std::string layer = "transformer.h.1.";
     REQUIRE(file.find(layer + "attn.c_attn.weight"));
@@ -200,7 +215,8 @@ TEST_CASE("dumps of models outside the families have our names") {
     CHECK(file.tensors().size() == table.all().size());
     for (const Parameter& p : table.all()) {
         REQUIRE(file.find(p.name));
-        CHECK(std::memcmp(file.find(p.name)->data, &weights[static_cast<size_t>(p.offset)], static_cast<size_t>(p.elems) * 4) == 0);
+        CHECK(std::memcmp(file.find(p.name)->data, &weights[static_cast<size_t>(p.offset)],
+                          static_cast<size_t>(p.elems) * 4) == 0);
     }
     CHECK(has(problem_of([&] { export_hf(folder / "out", model, table, weights.data()); }), "model.block=parallel"));
     model = qwen2_model();
@@ -218,7 +234,9 @@ TEST_CASE("bf16 and several files") {
     const ParameterTable table(model);
     const std::vector<float> weights = weights_of(table);
     write_bytes(folder / "tokenizer.json", "{}");
-    CHECK(export_hf(folder / "out", model, table, weights.data(), {.dtype = DType::bf16, .file_bytes = 5000, .tokenizer = folder / "tokenizer.json"}) == 2 * table.count());
+    CHECK(export_hf(folder / "out", model, table, weights.data(),
+                    {.dtype = DType::bf16, .file_bytes = 5000, .tokenizer = folder / "tokenizer.json"}) ==
+          2 * table.count());
     CHECK(fs::exists(folder / "out/tokenizer.json"));
     CHECK(fs::exists(folder / "out/model-00001-of-00006.safetensors"));
     CHECK_FALSE(fs::exists(folder / "out/model.safetensors"));
@@ -235,14 +253,19 @@ TEST_CASE("bf16 and several files") {
     std::string renamed = index;
     renamed.replace(renamed.find("model.norm.weight"), 17, "model.nrom.weight");
     write_bytes(folder / "out/model.safetensors.index.json", renamed);
-    CHECK(has(problem_of([&] { import_hf(folder / "out", table, back.data()); }), "'model.nrom.weight' is not in model-00006"));
+    CHECK(has(problem_of([&] { import_hf(folder / "out", table, back.data()); }),
+              "'model.nrom.weight' is not in model-00006"));
     write_bytes(folder / "out/model.safetensors.index.json", index);
     fs::remove(folder / "out/model-00003-of-00006.safetensors");
-    CHECK(has(problem_of([&] { import_hf(folder / "out", table, back.data()); }), "model-00003-of-00006.safetensors: No such file"));
+    CHECK(has(problem_of([&] { import_hf(folder / "out", table, back.data()); }),
+              "model-00003-of-00006.safetensors: No such file"));
     fs::remove(folder / "out/model.safetensors.index.json");
-    CHECK(has(problem_of([&] { import_hf(folder / "out", table, back.data()); }), "holds neither model.safetensors nor"));
+    CHECK(
+        has(problem_of([&] { import_hf(folder / "out", table, back.data()); }), "holds neither model.safetensors nor"));
     CHECK(has(problem_of([&] { export_hf(folder / "out", model, table, weights.data()); }), "is not an empty folder"));
-    CHECK(has(problem_of([&] { export_hf(folder / "new", model, table, weights.data(), {.tokenizer = folder / "gone"}); }), "gone"));
+    CHECK(has(
+        problem_of([&] { export_hf(folder / "new", model, table, weights.data(), {.tokenizer = folder / "gone"}); }),
+        "gone"));
     CHECK_FALSE(fs::exists(folder / "new"));
     CHECK_FALSE(fs::exists(folder / "new.tmp"));
 }
@@ -256,7 +279,8 @@ TEST_CASE("tensors that do not fit are named") {
     const std::string path = folder / "out/model.safetensors";
 
     // Writes the file again with some tensors renamed, left out (empty name), or added.
-    const auto rewrite = [&](const Fields& names, const std::vector<SafetensorsWriter::Entry>& added = {}, const float* added_data = nullptr) {
+    const auto rewrite = [&](const Fields& names, const std::vector<SafetensorsWriter::Entry>& added = {},
+                             const float* added_data = nullptr) {
         const std::string original = file_bytes(path);
         {
             const SafetensorsFile file(path);
@@ -288,15 +312,24 @@ TEST_CASE("tensors that do not fit are named") {
     CHECK(rewrite({}).empty());
     CHECK(rewrite({{"prefix", ""}}).empty());  // saved without the head, as the published GPT-2 is
     CHECK(has(rewrite({{"transformer.h.0.ln_1.bias", ""}}), "transformer.h.0.ln_1.bias is missing"));
-    CHECK(has(rewrite({{"transformer.h.0.ln_1.bias", "x.y"}}), "transformer.h.0.ln_1.bias is missing, x.y is not part of the model"));
+    CHECK(has(rewrite({{"transformer.h.0.ln_1.bias", "x.y"}}),
+              "transformer.h.0.ln_1.bias is missing, x.y is not part of the model"));
     const std::vector<float> masks(61 * 24, 0.5f);
-    CHECK(rewrite({}, {{"transformer.h.0.attn.bias", SafeType::f32, {1, 1, 19, 19}}, {"h.1.attn.masked_bias", SafeType::f32, {}}}, masks.data()).empty());
-    CHECK(has(rewrite({}, {{"lm_head.weight", SafeType::f32, {61, 24}}}, masks.data()), "lm_head.weight is not the embedding, though the head is tied"));
-    CHECK(rewrite({}, {{"lm_head.weight", SafeType::f32, {61, 24}}}, &weights[static_cast<size_t>(table.at("embedding.token.weight").offset)]).empty());
+    CHECK(rewrite({},
+                  {{"transformer.h.0.attn.bias", SafeType::f32, {1, 1, 19, 19}},
+                   {"h.1.attn.masked_bias", SafeType::f32, {}}},
+                  masks.data())
+              .empty());
+    CHECK(has(rewrite({}, {{"lm_head.weight", SafeType::f32, {61, 24}}}, masks.data()),
+              "lm_head.weight is not the embedding, though the head is tied"));
+    CHECK(rewrite({}, {{"lm_head.weight", SafeType::f32, {61, 24}}},
+                  &weights[static_cast<size_t>(table.at("embedding.token.weight").offset)])
+              .empty());
 
     model.max_seq = 20;
     std::vector<float> back(static_cast<size_t>(ParameterTable(model).flat_elems()));
-    CHECK(has(problem_of([&] { import_hf(folder / "out", ParameterTable(model), back.data()); }), "transformer.wpe.weight is [19, 24] there and [20, 24] in the model"));
+    CHECK(has(problem_of([&] { import_hf(folder / "out", ParameterTable(model), back.data()); }),
+              "transformer.wpe.weight is [19, 24] there and [20, 24] in the model"));
     const ParameterTable llama(llama_model());
     back.resize(static_cast<size_t>(llama.flat_elems()));
     const std::string problem = problem_of([&] { import_hf(folder / "out", llama, back.data()); });
@@ -308,18 +341,26 @@ TEST_CASE("tensors that do not fit are named") {
 
 TEST_CASE("config.json as transformers 4 and 5 write it") {
     ModelConfig m = read_config(gpt2_fields);
-    CHECK((m.norm == NormKind::layernorm && m.position == Position::learned && m.bias == Bias::all && m.tied && !m.swiglu()));
-    CHECK((m.head_dim == 8 && m.kv_heads == 3 && m.ffn_hidden == 96 && m.max_seq == 19 && m.norm_eps == 1e-5 && m.init_std == 0.02));
+    CHECK((m.norm == NormKind::layernorm && m.position == Position::learned && m.bias == Bias::all && m.tied &&
+           !m.swiglu()));
+    CHECK((m.head_dim == 8 && m.kv_heads == 3 && m.ffn_hidden == 96 && m.max_seq == 19 && m.norm_eps == 1e-5 &&
+           m.init_std == 0.02));
     CHECK(read_config(gpt2_fields, {{"activation_function", "\"gelu\""}}).activation == ActivationKind::gelu_erf);
     CHECK_FALSE(read_config(gpt2_fields, {{"tie_word_embeddings", "false"}}).tied);
 
     m = read_config(llama_fields);
-    CHECK((m.kv_heads == 3 && m.head_dim == 8 && m.rope_base == 10000 && m.rope_scaling.kind == RopeScalingKind::none && !m.tied && m.bias == Bias::none && m.window == 0));
-    const std::string scaling = R"({"factor": 32.0, "high_freq_factor": 4.5, "low_freq_factor": 1.5, "original_max_position_embeddings": 8192, "rope_type": "llama3")";
-    for (const Fields& form : {Fields{{"rope_theta", "500000.0"}, {"rope_scaling", scaling + "}"}}, Fields{{"rope_parameters", scaling + ", \"rope_theta\": 500000}"}},
-                               Fields{{"rope_theta", "5e5"}, {"rope_scaling", scaling + "}"}, {"rope_parameters", scaling + ", \"rope_theta\": 500000}"}}}) {
+    CHECK((m.kv_heads == 3 && m.head_dim == 8 && m.rope_base == 10000 && m.rope_scaling.kind == RopeScalingKind::none &&
+           !m.tied && m.bias == Bias::none && m.window == 0));
+    const std::string scaling =
+        R"({"factor": 32.0, "high_freq_factor": 4.5, "low_freq_factor": 1.5, "original_max_position_embeddings": 8192, "rope_type": "llama3")";
+    for (const Fields& form : {Fields{{"rope_theta", "500000.0"}, {"rope_scaling", scaling + "}"}},
+                               Fields{{"rope_parameters", scaling + ", \"rope_theta\": 500000}"}},
+                               Fields{{"rope_theta", "5e5"},
+                                      {"rope_scaling", scaling + "}"},
+                                      {"rope_parameters", scaling + ", \"rope_theta\": 500000}"}}}) {
         m = read_config(llama_fields, form);
-        CHECK((m.rope_base == 500000 && m.rope_scaling.kind == RopeScalingKind::llama3 && m.rope_scaling.factor == 32 && m.rope_scaling.low_freq_factor == 1.5));
+        CHECK((m.rope_base == 500000 && m.rope_scaling.kind == RopeScalingKind::llama3 && m.rope_scaling.factor == 32 &&
+               m.rope_scaling.low_freq_factor == 1.5));
         CHECK((m.rope_scaling.high_freq_factor == 4.5 && m.rope_scaling.original_max_seq == 8192));
     }
     m = read_config(llama_fields, {{"rope_scaling", R"({"type": "linear", "factor": 4})"}});
@@ -341,12 +382,14 @@ TEST_CASE("config.json as transformers 4 and 5 write it") {
     CHECK(qwen2({{"max_window_layers", "0"}}).full_attention_every == 0);
     m = qwen2({{"layer_types", R"(["sliding_attention", "full_attention", "sliding_attention", "full_attention"])"}});
     CHECK((m.window == 8 && m.full_attention_every == 2));
-    m = qwen2({{"layer_types", R"(["sliding_attention", "sliding_attention", "sliding_attention", "full_attention"])"}});
+    m = qwen2(
+        {{"layer_types", R"(["sliding_attention", "sliding_attention", "sliding_attention", "full_attention"])"}});
     CHECK(m.full_attention_every == 4);
 }
 
 TEST_CASE("what cannot be expressed is refused with key and value") {
-    const auto refused = [](const Fields& base, const std::string& key, const std::string& value, const Fields& more = {}) {
+    const auto refused = [](const Fields& base, const std::string& key, const std::string& value,
+                            const Fields& more = {}) {
         Fields changes = more;
         changes[key] = value;
         const std::string sentence = problem_of([&] { read_config(base, changes); });
@@ -376,21 +419,44 @@ TEST_CASE("what cannot be expressed is refused with key and value") {
     CHECK(refused(llama_fields, "quantization_config", R"({"bits":4})"));
     CHECK(refused(llama_fields, "partial_rotary_factor", "0.5"));
     CHECK(refused(llama_fields, "rope_theta", "\"big\""));
-    CHECK(refused(llama_fields, "layer_types", R"(["chunked_attention","full_attention","full_attention","full_attention"])"));
-    CHECK(refused(llama_fields, "layer_types", R"(["sliding_attention","full_attention","full_attention","full_attention"])"));
+    CHECK(refused(llama_fields, "layer_types",
+                  R"(["chunked_attention","full_attention","full_attention","full_attention"])"));
+    CHECK(refused(llama_fields, "layer_types",
+                  R"(["sliding_attention","full_attention","full_attention","full_attention"])"));
     CHECK(refused(llama_fields, "layer_types", R"(["full_attention"])"));
-    CHECK(has(problem_of([&] { read_config(llama_fields, {{"rope_scaling", R"({"rope_type": "yarn", "factor": 4.0})"}}); }), "rope_scaling: rope_type is \"yarn\""));
-    CHECK(has(problem_of([&] { read_config(llama_fields, {{"rope_scaling", R"({"type": "dynamic", "factor": 4.0})"}}); }), "rope_scaling: type is \"dynamic\""));
-    CHECK(has(problem_of([&] { read_config(llama_fields, {{"rope_parameters", R"({"rope_type": "llama3", "factor": 4.0})"}}); }), "rope_parameters: low_freq_factor is missing"));
-    CHECK(has(problem_of([&] { read_config(llama_fields, {{"rope_parameters", R"({"rope_theta": 5}))"}, {"rope_theta", "6"}}); }), "not valid JSON"));
-    CHECK(has(problem_of([&] { read_config(llama_fields, {{"rope_parameters", R"({"rope_theta": 5})"}, {"rope_theta", "6"}}); }), "rope_theta is 5: outside it is 6"));
-    CHECK(has(problem_of([&] { read_config(llama_fields, {{"rope_parameters", R"({"full_attention": {"rope_theta": 5}})"}}); }), "differ between layers"));
+    CHECK(has(problem_of([&] {
+                  read_config(llama_fields, {{"rope_scaling", R"({"rope_type": "yarn", "factor": 4.0})"}});
+              }),
+              "rope_scaling: rope_type is \"yarn\""));
+    CHECK(has(problem_of([&] {
+                  read_config(llama_fields, {{"rope_scaling", R"({"type": "dynamic", "factor": 4.0})"}});
+              }),
+              "rope_scaling: type is \"dynamic\""));
+    CHECK(has(problem_of([&] {
+                  read_config(llama_fields, {{"rope_parameters", R"({"rope_type": "llama3", "factor": 4.0})"}});
+              }),
+              "rope_parameters: low_freq_factor is missing"));
+    CHECK(has(problem_of([&] {
+                  read_config(llama_fields, {{"rope_parameters", R"({"rope_theta": 5}))"}, {"rope_theta", "6"}});
+              }),
+              "not valid JSON"));
+    CHECK(has(problem_of([&] {
+                  read_config(llama_fields, {{"rope_parameters", R"({"rope_theta": 5})"}, {"rope_theta", "6"}});
+              }),
+              "rope_theta is 5: outside it is 6"));
+    CHECK(has(problem_of([&] {
+                  read_config(llama_fields, {{"rope_parameters", R"({"full_attention": {"rope_theta": 5}})"}});
+              }),
+              "differ between layers"));
     CHECK(refused(of_type("mistral"), "num_key_value_heads", ""));
-    CHECK(refused(of_type("mistral"), "layer_types", R"(["sliding_attention","full_attention","sliding_attention","full_attention"])"));
+    CHECK(refused(of_type("mistral"), "layer_types",
+                  R"(["sliding_attention","full_attention","sliding_attention","full_attention"])"));
     const Fields qwen2 = of_type("qwen2", {{"use_sliding_window", "true"}, {"sliding_window", "8"}});
     CHECK(refused(qwen2, "max_window_layers", "2"));
-    CHECK(refused(qwen2, "layer_types", R"(["full_attention","sliding_attention","sliding_attention","sliding_attention"])"));
-    CHECK(refused(of_type("qwen2"), "layer_types", R"(["sliding_attention","sliding_attention","sliding_attention","sliding_attention"])"));
+    CHECK(refused(qwen2, "layer_types",
+                  R"(["full_attention","sliding_attention","sliding_attention","sliding_attention"])"));
+    CHECK(refused(of_type("qwen2"), "layer_types",
+                  R"(["sliding_attention","sliding_attention","sliding_attention","sliding_attention"])"));
 
     const TemporaryFolder folder;
     CHECK_FALSE(is_hf_folder(folder.path()));

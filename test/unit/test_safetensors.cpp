@@ -57,7 +57,11 @@ TEST_CASE("a safetensors file is read back as it was written") {
     std::iota(a.begin(), a.end(), 0.5f);
     const std::vector<uint8_t> b = {1, 2, 3};
     const std::vector<int64_t> c = {-1, INT64_MAX};
-    SafetensorsWriter writer(folder / "x.safetensors", {{"a", SafeType::f32, {2, 3}}, {"b", SafeType::u8, {3}}, {"none", SafeType::bf16, {0, 7}}, {"c \"quoted\"", SafeType::i64, {2}}},
+    SafetensorsWriter writer(folder / "x.safetensors",
+                             {{"a", SafeType::f32, {2, 3}},
+                              {"b", SafeType::u8, {3}},
+                              {"none", SafeType::bf16, {0, 7}},
+                              {"c \"quoted\"", SafeType::i64, {2}}},
                              {{"format", "pt"}});
     writer.write(a.data(), 24);
     writer.write(b.data(), 3);
@@ -119,7 +123,8 @@ TEST_CASE("every half precision number") {
 
 TEST_CASE("safetensors files that are not right are refused with the byte") {
     const TemporaryFolder folder;
-    const std::string good = R"({"a":{"dtype":"F32","shape":[2],"data_offsets":[0,8]},"b":{"dtype":"U8","shape":[4],"data_offsets":[8,12]}})";
+    const std::string good =
+        R"({"a":{"dtype":"F32","shape":[2],"data_offsets":[0,8]},"b":{"dtype":"U8","shape":[4],"data_offsets":[8,12]}})";
     const std::string data(12, 'd');
     CHECK(refusal(folder, with_length(good, data)).empty());
 
@@ -129,15 +134,18 @@ TEST_CASE("safetensors files that are not right are refused with the byte") {
     CHECK(says(refusal(folder, whole + "x"), "the last tensor ends at byte"));
 
     // the header's length
-    CHECK(says(refusal(folder, std::string("\0\0\0\0\0\0\0\x80", 8)), "the header length at byte 0 is 9223372036854775808"));
-    CHECK(says(refusal(folder, std::string("\xff\xff\xff\xff\xff\xff\xff\xff", 8)), "more than the limit of 100000000"));
-    CHECK(says(refusal(folder, std::string("\x01\xe1\xf5\x05\0\0\0\0", 8)), "more than the limit"));      // 100,000,001
+    CHECK(says(refusal(folder, std::string("\0\0\0\0\0\0\0\x80", 8)),
+               "the header length at byte 0 is 9223372036854775808"));
+    CHECK(
+        says(refusal(folder, std::string("\xff\xff\xff\xff\xff\xff\xff\xff", 8)), "more than the limit of 100000000"));
+    CHECK(says(refusal(folder, std::string("\x01\xe1\xf5\x05\0\0\0\0", 8)), "more than the limit"));     // 100,000,001
     CHECK(says(refusal(folder, std::string("\x00\xe1\xf5\x05\0\0\0\0", 8)), "but the file at byte 8"));  // 100,000,000
     CHECK(says(refusal(folder, with_length("")), "not a safetensors file"));
     CHECK(says(refusal(folder, with_length("[1]")), "not a safetensors file"));
     CHECK(says(refusal(folder, with_length(R"({"a":})")), "not valid JSON at byte 14"));
     CHECK(says(refusal(folder, with_length(std::string(1000, '{'))), "not valid JSON"));
-    CHECK(says(refusal(folder, with_length(R"({"a":)" + std::string(100, '[') + std::string(100, ']') + "}")), "nested deeper"));
+    CHECK(says(refusal(folder, with_length(R"({"a":)" + std::string(100, '[') + std::string(100, ']') + "}")),
+               "nested deeper"));
 
     const auto one = [&](const std::string& entry, const std::string& bytes = "12345678") {
         return refusal(folder, with_length(R"({"a":)" + entry + "}", bytes));
@@ -148,30 +156,36 @@ TEST_CASE("safetensors files that are not right are refused with the byte") {
     CHECK(says(one("3"), "has no dtype"));
     CHECK(says(one(R"({"dtype":"F32","shape":[3],"data_offsets":[0,8]})"), "takes 8 bytes at byte"));
     CHECK(says(one(R"({"dtype":"F32","shape":[-2],"data_offsets":[0,8]})"), "not a list of sizes"));
-    CHECK(says(one(R"({"dtype":"F32","shape":[4611686018427387904,4],"data_offsets":[0,8]})"), "does not fit its shape"));
+    CHECK(
+        says(one(R"({"dtype":"F32","shape":[4611686018427387904,4],"data_offsets":[0,8]})"), "does not fit its shape"));
     CHECK(says(one(R"({"dtype":"F32","shape":[9223372036854775807],"data_offsets":[0,8]})"), "does not fit its shape"));
     CHECK(says(one(R"({"dtype":"F32","shape":[18446744073709551615],"data_offsets":[0,8]})"), "not a list of sizes"));
     CHECK(says(one(R"({"dtype":"F32","shape":[2.0],"data_offsets":[0,8]})"), "not a list of sizes"));
     CHECK(says(one(R"({"dtype":"F32","shape":[2],"data_offsets":[8,0]})"), "not [begin, end]"));
     CHECK(says(one(R"({"dtype":"F32","shape":[2],"data_offsets":[0]})"), "not [begin, end]"));
     CHECK(says(one(R"({"dtype":"F32","shape":[2],"data_offsets":[0,16]})"), "but the file at byte"));
-    CHECK(says(one(R"({"dtype":"F32","shape":[2],"data_offsets":[9223372036854775799,9223372036854775807]})"), "but the file at byte"));
+    CHECK(says(one(R"({"dtype":"F32","shape":[2],"data_offsets":[9223372036854775799,9223372036854775807]})"),
+               "but the file at byte"));
     CHECK(says(one(R"({"dtype":"U8","shape":[4],"data_offsets":[4,8]})"), "belong to no tensor"));
     CHECK(says(one(R"({"dtype":"U8","shape":[4],"data_offsets":[0,4]})"), "the last tensor ends at byte"));
     CHECK(says(refusal(folder, with_length(R"({"__metadata__":{"x":1}})")), "metadata 'x' is not a text"));
 
     const auto two = [&](const std::string& b) {
-        return refusal(folder, with_length(R"({"a":{"dtype":"U8","shape":[8],"data_offsets":[0,8]},)" + b + "}", std::string(12, 'd')));
+        return refusal(folder, with_length(R"({"a":{"dtype":"U8","shape":[8],"data_offsets":[0,8]},)" + b + "}",
+                                           std::string(12, 'd')));
     };
     CHECK(says(two(R"("b":{"dtype":"U8","shape":[8],"data_offsets":[4,12]})"), "overlaps the one before it"));
     CHECK(says(two(R"("b":{"dtype":"U8","shape":[3],"data_offsets":[9,12]})"), "belong to no tensor"));
     CHECK(says(two(R"("a":{"dtype":"U8","shape":[4],"data_offsets":[8,12]})"), "the key 'a' is given twice"));
-    CHECK(says(two(R"("b":{"dtype":"U8","shape":[4],"shape":[4],"data_offsets":[8,12]})"), "the key 'shape' is given twice"));
+    CHECK(says(two(R"("b":{"dtype":"U8","shape":[4],"shape":[4],"data_offsets":[8,12]})"),
+               "the key 'shape' is given twice"));
 }
 
 TEST_CASE("a flipped bit in the header never reads outside the file") {
     const TemporaryFolder folder;
-    const std::string whole = with_length(R"({"a":{"dtype":"F32","shape":[2],"data_offsets":[0,8]},"b":{"dtype":"U8","shape":[4],"data_offsets":[8,12]}})", std::string(12, 'd'));
+    const std::string whole = with_length(
+        R"({"a":{"dtype":"F32","shape":[2],"data_offsets":[0,8]},"b":{"dtype":"U8","shape":[4],"data_offsets":[8,12]}})",
+        std::string(12, 'd'));
     for (size_t bit = 0; bit < (whole.size() - 12) * 8; ++bit) {
         std::string bad = whole;
         bad[bit / 8] = static_cast<char>(bad[bit / 8] ^ (1 << bit % 8));
