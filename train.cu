@@ -53,13 +53,14 @@ double evaluate(Trainer& trainer, Run& run) {
     Stage& stage = trainer.stage();
     int64_t valid = 0;
     stage.reset_loss(trainer.compute());
-    for (int64_t i = 0; i < trainer.config().data.eval_batches; ++i) {
+    for (int64_t i = 0; i < run.validation_batches(); ++i) {
         const GlobalBatch batch = run.validation_batch(i);
         for (const MicroBatch& micro : batch.micro) {
             stage.forward(trainer.compute(), view(micro));
             stage.loss(trainer.compute());
         }
         valid += batch.valid_tokens;
+        trainer.engine().wait(trainer.compute().last());  // the batch must live until it was read
     }
     return stage.loss_sum(trainer.compute()) / static_cast<double>(std::max<int64_t>(valid, 1));
 }

@@ -1,19 +1,23 @@
 // bench/linear.cpp   The linear operations against oneDNN on the shapes of GPT-2 124M.
 //
-// For every shape, product and type: GFLOP/s of our operation, and of the floor, which is the best of what oneDNN offers without
-// changing how the operands lie in memory: a matrix product, one with weights that it first packs itself (the packing
-// counts), and its fp32 sgemm. All take turns in the same run; best of all rounds. Operands are in huge pages, as in training.
+// For every shape, product and type: GFLOP/s of our operation, and of the floor, which is the best of what oneDNN
+// offers without changing how the operands lie in memory: a matrix product, one with weights that it first packs itself
+// (the packing counts), and its fp32 sgemm. All take turns in the same run; best of all rounds. Operands are in huge
+// pages, as in training.
 //   linear [--json] [--only TEXT] [--rounds R] [--threads T] [--clock wall|cpu]
-// cpu: processor time per thread, for machines shared with other work (waiting at barriers counts, being preempted does not).
+// cpu: processor time per thread, for machines shared with other work (waiting at barriers counts, being preempted does
+// not).
 #include <omp.h>
 #include <time.h>
 
 #include <algorithm>
 #include <cstdio>
 #include <functional>
+#include <memory>
 #include <oneapi/dnnl/dnnl.hpp>
 #include <stdexcept>
 #include <string>
+#include <unordered_map>
 #include <vector>
 
 #include "kernels/arena.h"
@@ -39,11 +43,16 @@ Options parse(int argc, char** argv) {
             o.json = true;
             continue;
         }
-        if (arg == "--only") o.only = value;
-        else if (arg == "--clock") o.clock = value;
-        else if (arg == "--rounds") o.rounds = std::stoi(value);
-        else if (arg == "--threads") o.threads = std::stoi(value);
-        else throw std::invalid_argument("unknown option " + arg);
+        if (arg == "--only")
+            o.only = value;
+        else if (arg == "--clock")
+            o.clock = value;
+        else if (arg == "--rounds")
+            o.rounds = std::stoi(value);
+        else if (arg == "--threads")
+            o.threads = std::stoi(value);
+        else
+            throw std::invalid_argument("unknown option " + arg);
         ++i;
     }
     return o;
@@ -53,9 +62,10 @@ Options parse(int argc, char** argv) {
 struct Shape {
     int64_t N, I, O;
 };
-constexpr Shape shapes[] = {{1024, 768, 2304}, {1024, 768, 768}, {1024, 768, 3072}, {1024, 3072, 768},
-                            {4096, 768, 2304}, {4096, 768, 768}, {4096, 768, 3072}, {4096, 3072, 768},
-                            {1024, 768, 50304}, {512, 768, 50304}, {256, 768, 50304}, {1, 768, 3072}, {8, 768, 3072}};
+constexpr Shape shapes[] = {{1024, 768, 2304},  {1024, 768, 768},  {1024, 768, 3072}, {1024, 3072, 768},
+                            {4096, 768, 2304},  {4096, 768, 768},  {4096, 768, 3072}, {4096, 3072, 768},
+                            {1024, 768, 50304}, {512, 768, 50304}, {256, 768, 50304}, {1, 768, 3072},
+                            {8, 768, 3072}};
 
 struct Buffers {
     Tensor x, w, y, dy, dx, dw;
@@ -84,7 +94,9 @@ class PackedProduct {
 public:
     explicit PackedProduct(const cpu::Gemm& g) {
         using dnnl::memory;
-        const auto type = [](const Tensor& t) { return t.dtype == DType::f32 ? memory::data_type::f32 : memory::data_type::bf16; };
+        const auto type = [](const Tensor& t) {
+            return t.dtype == DType::f32 ? memory::data_type::f32 : memory::data_type::bf16;
+        };
         const auto strides = [](const cpu::GemmOperand& m, bool row_major) {
             return row_major ? memory::dims{m.stride, 1} : memory::dims{1, m.stride};
         };
@@ -101,7 +113,9 @@ public:
         to_ = memory(about.weights_desc(), engine_);
         pack_ = dnnl::reorder(from_, to_);
         product_ = dnnl::matmul(about);
-        arguments_ = {{DNNL_ARG_SRC, memory(a, engine_, g.a.data.data)}, {DNNL_ARG_WEIGHTS, to_}, {DNNL_ARG_DST, memory(c, engine_, g.c_RC.data)}};
+        arguments_ = {{DNNL_ARG_SRC, memory(a, engine_, g.a.data.data)},
+                      {DNNL_ARG_WEIGHTS, to_},
+                      {DNNL_ARG_DST, memory(c, engine_, g.c_RC.data)}};
     }
     void run() {
         pack_.execute(stream_, from_, to_);
@@ -120,8 +134,8 @@ private:
 
 void sgemm(const cpu::Gemm& g) {
     const bool a_rows = g.a.along == cpu::Along::depth, b_rows = g.b.along == cpu::Along::outer;
-    dnnl_sgemm(a_rows ? 'N' : 'T', b_rows ? 'N' : 'T', g.rows, g.cols, g.depth, 1.0f, g.a.data.as<float>(), g.a.stride, g.b.data.as<float>(),
-               g.b.stride, 0.0f, g.c_RC.as<float>(), g.cols);
+    dnnl_sgemm(a_rows ? 'N' : 'T', b_rows ? 'N' : 'T', g.rows, g.cols, g.depth, 1.0f, g.a.data.as<float>(), g.a.stride,
+               g.b.data.as<float>(), g.b.stride, 0.0f, g.c_RC.as<float>(), g.cols);
 }
 
 struct Way {
@@ -134,7 +148,8 @@ class Bench {
 public:
     explicit Bench(const Options& options) : options_(options) {
         if (!options_.json)
-            std::printf("%-44s %8s %8s %6s   %s\n", "product, tokens x inputs x outputs", "GFLOP/s", "floor", "ratio", "oneDNN");
+            std::printf("%-44s %8s %8s %6s   %s\n", "product, tokens x inputs x outputs", "GFLOP/s", "floor", "ratio",
+                        "oneDNN");
     }
     void measure(const std::string& name, const cpu::Gemm& g, const std::function<void()>& operation) {
         if (name.find(options_.only) == std::string::npos) return;
@@ -172,14 +187,17 @@ private:
         for (size_t i = 0; i + 1 < ways.size(); ++i) {
             floor = std::max(floor, gflop / ways[i].best_s);
             char text[64];
-            std::snprintf(text, sizeof text, options_.json ? ", \"%s\": %.1f" : "%s %.0f  ", ways[i].name.c_str(), gflop / ways[i].best_s);
+            std::snprintf(text, sizeof text, options_.json ? ", \"%s\": %.1f" : "%s %.0f  ", ways[i].name.c_str(),
+                          gflop / ways[i].best_s);
             all += text;
         }
         if (options_.json)
-            std::printf("{\"name\": \"%s\", \"threads\": %d, \"clock\": \"%s\", \"gflops\": %.1f, \"floor_gflops\": %.1f%s}\n", name.c_str(),
-                        options_.threads, options_.clock.c_str(), ours, floor, all.c_str());
+            std::printf(
+                "{\"name\": \"%s\", \"threads\": %d, \"clock\": \"%s\", \"gflops\": %.1f, \"floor_gflops\": %.1f%s}\n",
+                name.c_str(), options_.threads, options_.clock.c_str(), ours, floor, all.c_str());
         else
-            std::printf("%-44s %8.1f %8.1f %6.2f   %s\n", name.c_str(), ours, floor, floor > 0 ? ours / floor : 0, all.c_str());
+            std::printf("%-44s %8.1f %8.1f %6.2f   %s\n", name.c_str(), ours, floor, floor > 0 ? ours / floor : 0,
+                        all.c_str());
         std::fflush(stdout);
     }
     Options options_;
@@ -193,16 +211,39 @@ void measure(Bench& bench, const Shape& s, DType type) {
     Buffers m(arena, s, type);
     m.fill();
     const auto name = [&](const char* product) {
-        return std::string(product) + "." + name_of(type) + " " + std::to_string(s.N) + "x" + std::to_string(s.I) + "x" + std::to_string(s.O);
+        return std::string(product) + "." + name_of(type) + " " + std::to_string(s.N) + "x" + std::to_string(s.I) +
+               "x" + std::to_string(s.O);
     };
     using cpu::Along;
-    bench.measure(name("forward"), {.a = {m.x, s.I, Along::depth}, .b = {m.w, s.I, Along::depth}, .c_RC = m.y, .rows = s.N, .cols = s.O, .depth = s.I},
+    bench.measure(name("forward"),
+                  {.a = {m.x, s.I, Along::depth},
+                   .b = {m.w, s.I, Along::depth},
+                   .c_RC = m.y,
+                   .rows = s.N,
+                   .cols = s.O,
+                   .depth = s.I},
                   [=] { cpu::linear_forward({.x_NI = m.x, .w_OI = m.w, .y_NO = m.y, .N = s.N, .I = s.I, .O = s.O}); });
     if (s.N <= 8) return;  // sampling has no backward pass
-    bench.measure(name("backward_input"), {.a = {m.dy, s.O, Along::depth}, .b = {m.w, s.I, Along::outer}, .c_RC = m.dx, .rows = s.N, .cols = s.I, .depth = s.O},
-                  [=] { cpu::linear_backward_input({.dy_NO = m.dy, .w_OI = m.w, .dx_NI = m.dx, .N = s.N, .I = s.I, .O = s.O}); });
-    bench.measure(name("backward_weight"), {.a = {m.dy, s.O, Along::outer}, .b = {m.x, s.I, Along::outer}, .c_RC = m.dw, .rows = s.O, .cols = s.I, .depth = s.N},
-                  [=] { cpu::linear_backward_weight({.dy_NO = m.dy, .x_NI = m.x, .dw_OI = m.dw, .N = s.N, .I = s.I, .O = s.O}); });
+    bench.measure(
+        name("backward_input"),
+        {.a = {m.dy, s.O, Along::depth},
+         .b = {m.w, s.I, Along::outer},
+         .c_RC = m.dx,
+         .rows = s.N,
+         .cols = s.I,
+         .depth = s.O},
+        [=] { cpu::linear_backward_input({.dy_NO = m.dy, .w_OI = m.w, .dx_NI = m.dx, .N = s.N, .I = s.I, .O = s.O}); });
+    bench.measure(
+        name("backward_weight"),
+        {.a = {m.dy, s.O, Along::outer},
+         .b = {m.x, s.I, Along::outer},
+         .c_RC = m.dw,
+         .rows = s.O,
+         .cols = s.I,
+         .depth = s.N},
+        [=] {
+            cpu::linear_backward_weight({.dy_NO = m.dy, .x_NI = m.x, .dw_OI = m.dw, .N = s.N, .I = s.I, .O = s.O});
+        });
 }
 
 }  // namespace
@@ -214,6 +255,8 @@ int main(int argc, char** argv) try {
     for (const DType type : {DType::f32, DType::bf16})
         for (const Shape& s : shapes) measure(bench, s, type);
 } catch (const std::exception& e) {
-    std::fprintf(stderr, "linear: %s\nusage: linear [--json] [--only TEXT] [--rounds R] [--threads T] [--clock wall|cpu]\n", e.what());
+    std::fprintf(stderr,
+                 "linear: %s\nusage: linear [--json] [--only TEXT] [--rounds R] [--threads T] [--clock wall|cpu]\n",
+                 e.what());
     return 2;
 }

@@ -120,6 +120,12 @@ void rename_path(const std::string& from, const std::string& to) {
     if (::rename(from.c_str(), to.c_str()) != 0) fail(fmt::format("rename {} to", from), to, errno);
 }
 
+void remove_tree(const std::string& path) {
+    std::error_code error;
+    std::filesystem::remove_all(path, error);
+    if (error) fail("remove", path, error.value());
+}
+
 void sync_directory(const std::string& path) {
     const std::string directory = path.empty() ? "." : path;
     const Fd fd(::open(directory.c_str(), O_RDONLY | O_DIRECTORY | O_CLOEXEC));

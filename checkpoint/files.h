@@ -64,6 +64,7 @@ void replace_text(const std::string& path, const std::string& text);
 
 void make_directories(const std::string& path);  // with parents, durably
 void rename_path(const std::string& from, const std::string& to);
+void remove_tree(const std::string& path);     // a file or a folder with all that is in it; nothing there is fine
 void sync_directory(const std::string& path);  // makes renames inside it durable
 int64_t free_bytes(const std::string& directory);
 

@@ -296,6 +296,12 @@ bool is_hf_folder(const std::string& dir) {
     return json.is_object() && json.contains("model_type");
 }
 
+HfFamily read_hf_family(const std::string& dir) {
+    const std::string path = dir + "/config.json";
+    const JsonValue json = parse_file_json(read_text(path), path);
+    return read_family(Keys(json, path));
+}
+
 ModelConfig read_hf_config(const std::string& dir) {
     const std::string path = dir + "/config.json";
     const JsonValue json = parse_file_json(read_text(path), path);

@@ -26,6 +26,8 @@ namespace fs = std::filesystem;
 namespace trifold {
 namespace {
 
+[[noreturn]] void refuse(const std::string& sentence) { throw Problem(Exit::checkpoint, sentence); }
+
 constexpr const char* single_file = "model.safetensors";
 constexpr const char* index_file = "model.safetensors.index.json";
 
@@ -33,16 +35,15 @@ constexpr const char* index_file = "model.safetensors.index.json";
 class Folder {
 public:
     explicit Folder(const std::string& dir) : dir_(dir) {
-        if (fs::exists(dir + "/" + single_file))
+        std::error_code ignored;
+        if (fs::exists(dir + "/" + single_file, ignored))
             open(single_file);
-        else if (fs::exists(dir + "/" + index_file))
+        else if (fs::exists(dir + "/" + index_file, ignored))
             open_indexed();
         else
-            throw Problem(
-                Exit::checkpoint,
-                fmt::format(
-                    "{} holds neither {} nor {}; other formats have to be converted with transformers' save_pretrained",
-                    dir, single_file, index_file));
+            refuse(fmt::format(
+                "{} holds neither {} nor {}; other formats have to be converted with transformers' save_pretrained",
+                dir, single_file, index_file));
     }
     const std::map<std::string, const SafeTensor*>& tensors() const { return tensors_; }
 
@@ -55,26 +56,23 @@ private:
         files_.push_back(std::make_unique<SafetensorsFile>(dir_ + "/" + name));
         for (const SafeTensor& t : files_.back()->tensors())
             if (!tensors_.emplace(t.name, &t).second)
-                throw Problem(Exit::checkpoint,
-                              fmt::format("tensor '{}' is in {} and in another file", t.name, files_.back()->path()));
+                refuse(fmt::format("tensor '{}' is in {} and in another file", t.name, files_.back()->path()));
     }
     void open_indexed() {
         const std::string path = dir_ + "/" + index_file;
         const JsonValue index = parse_file_json(read_text(path), path);
         if (!index.is_object() || !index.contains("weight_map") || !index["weight_map"].is_object())
-            throw Problem(Exit::checkpoint, path + " has no weight_map");
+            refuse(path + " has no weight_map");
         std::set<std::string> names;
         for (const auto& [tensor, file] : index["weight_map"].items()) {
             if (!file.is_string() || file.get<std::string>().find('/') != std::string::npos)
-                throw Problem(Exit::checkpoint,
-                              fmt::format("{}: '{}' is in {}, which is not a file name", path, tensor, file.dump()));
+                refuse(fmt::format("{}: '{}' is in {}, which is not a file name", path, tensor, file.dump()));
             names.insert(file.get<std::string>());
         }
         for (const std::string& name : names) open(name);
         for (const auto& [tensor, file] : index["weight_map"].items())
             if (!tensors_.contains(tensor))
-                throw Problem(Exit::checkpoint,
-                              fmt::format("{}: '{}' is not in {}", path, tensor, file.get<std::string>()));
+                refuse(fmt::format("{}: '{}' is not in {}", path, tensor, file.get<std::string>()));
     }
 };
 
@@ -127,8 +125,7 @@ std::vector<Match> match(const std::string& dir, const Folder& folder, std::vect
         const std::string more =
             wrong.size() > most_named ? fmt::format(" and {} more", wrong.size() - most_named) : "";
         wrong.resize(std::min(wrong.size(), most_named));
-        throw Problem(Exit::checkpoint,
-                      fmt::format("the weights of {} do not fit the model: {}{}", dir, fmt::join(wrong, ", "), more));
+        refuse(fmt::format("the weights of {} do not fit the model: {}{}", dir, fmt::join(wrong, ", "), more));
     }
     return matches;
 }
@@ -156,11 +153,12 @@ void write_tensors(SafetensorsWriter& writer, const std::vector<HfTensor>& tenso
     }
 }
 
-std::vector<SafetensorsWriter::Entry> entries_of(const std::vector<HfTensor>& tensors, DType dtype) {
+SafetensorsWriter open_writer(const std::string& path, const std::vector<HfTensor>& tensors, DType dtype) {
     std::vector<SafetensorsWriter::Entry> entries;
     for (const HfTensor& t : tensors)
         entries.push_back({t.name, dtype == DType::bf16 ? SafeType::bf16 : SafeType::f32, t.shape});
-    return entries;
+    // transformers refuses files that do not say whose layout they have.
+    return SafetensorsWriter(path, entries, {{"format", "pt"}});
 }
 
 int64_t bytes_of(const std::vector<HfTensor>& tensors, DType dtype) {
@@ -186,9 +184,6 @@ std::vector<std::vector<HfTensor>> split_into_files(const std::vector<HfTensor>&
     return files;
 }
 
-// transformers refuses files that do not say which framework's layout they have.
-const std::map<std::string, std::string> torch_layout = {{"format", "pt"}};
-
 void write_weights(const std::string& dir, const std::vector<HfTensor>& tensors, const float* flat,
                    const HfExport& options) {
     const auto files = split_into_files(tensors, options.dtype, options.file_bytes);
@@ -197,7 +192,7 @@ void write_weights(const std::string& dir, const std::vector<HfTensor>& tensors,
     for (size_t i = 0; i < files.size(); ++i) {
         const std::string name =
             files.size() == 1 ? single_file : fmt::format("model-{:05}-of-{:05}.safetensors", i + 1, files.size());
-        SafetensorsWriter writer(dir + "/" + name, entries_of(files[i], options.dtype), torch_layout);
+        SafetensorsWriter writer = open_writer(dir + "/" + name, files[i], options.dtype);
         write_tensors(writer, files[i], flat, options.dtype, progress);
         writer.finish();
         for (const HfTensor& t : files[i]) map[t.name] = name;
@@ -210,11 +205,8 @@ void write_weights(const std::string& dir, const std::vector<HfTensor>& tensors,
 }  // namespace
 
 void import_hf(const std::string& dir, const ParameterTable& table, float* flat, const ProgressCallback& callback) {
-    const std::string config_path = dir + "/config.json";
-    const JsonValue config = parse_file_json(read_text(config_path), config_path);
-    const HfFamily family = family_of_type(config.is_object() ? config.value("model_type", "") : "");
     const Folder folder(dir);
-    const std::vector<Match> matches = match(dir, folder, hf_tensors(family, table));
+    const std::vector<Match> matches = match(dir, folder, hf_tensors(read_hf_family(dir), table));
     int64_t total = 0;
     for (const Match& m : matches) total += m.from->bytes;
     ProgressCounter progress("reading", total, callback);
@@ -237,20 +229,18 @@ int64_t export_hf(const std::string& dir, const ModelConfig& model, const Parame
     std::string why;
     const HfFamily family = family_of(model, &why);
     if (family == HfFamily::none)
-        throw Problem(
-            Exit::checkpoint,
-            fmt::format("no Hugging Face family that trifold writes has {}; gpt2, llama, mistral and qwen2 are written",
-                        why));
-    if (fs::exists(dir) && !(fs::is_directory(dir) && fs::is_empty(dir)))
-        throw Problem(Exit::checkpoint,
-                      fmt::format("{} exists already and is not an empty folder: give another one", dir));
+        refuse(fmt::format(
+            "no Hugging Face family that trifold writes has {}; gpt2, llama, mistral and qwen2 are written", why));
+    std::error_code ignored;  // what cannot be looked at cannot be replaced either, and then the rename says why
+    if (fs::exists(dir, ignored) && !(fs::is_directory(dir, ignored) && fs::is_empty(dir, ignored)))
+        refuse(fmt::format("{} exists already and is not an empty folder: give another one", dir));
     const NoFileSizeSignal guard;
     const fs::path target = fs::absolute(dir).lexically_normal();
     const fs::path final_path = target.has_filename() ? target : target.parent_path();
     const std::string filling = final_path.string() + ".tmp";
     const std::vector<HfTensor> tensors = hf_tensors(family, table);
     try {
-        fs::remove_all(filling);  // of an export that died
+        remove_tree(filling);  // of an export that died
         make_directories(filling);
         write_weights(filling, tensors, flat, options);
         if (!options.tokenizer.empty()) replace_text(filling + "/tokenizer.json", read_text(options.tokenizer));
@@ -258,7 +248,6 @@ int64_t export_hf(const std::string& dir, const ModelConfig& model, const Parame
         rename_path(filling, final_path.string());
         sync_directory(final_path.parent_path().string());
     } catch (...) {
-        std::error_code ignored;
         fs::remove_all(filling, ignored);
         throw;
     }
@@ -271,7 +260,7 @@ void dump_tensors(const std::string& path, const ModelConfig& model, const Param
     const NoFileSizeSignal guard;
     try {
         ProgressCounter progress("writing", bytes_of(tensors, DType::f32), {});
-        SafetensorsWriter writer(filling, entries_of(tensors, DType::f32), torch_layout);
+        SafetensorsWriter writer = open_writer(filling, tensors, DType::f32);
         write_tensors(writer, tensors, flat, DType::f32, progress);
         writer.finish();
         rename_path(filling, path);

@@ -20,6 +20,8 @@ namespace fs = std::filesystem;
 namespace trifold {
 namespace {
 
+[[noreturn]] void refuse(const std::string& sentence) { throw Problem(Exit::checkpoint, sentence); }
+
 constexpr size_t most_named = 5;  // in a sentence about many things
 
 Manifest verified_manifest(const std::string& path, const LoadOptions& options) {
@@ -70,8 +72,8 @@ public:
             }
         }
         if (covered != wanted.piece.elems())
-            throw Problem(Exit::checkpoint, fmt::format("{} has {} of the {} elements of {}", path_, covered,
-                                                        wanted.piece.elems(), key_of(wanted.piece)));
+            refuse(fmt::format("{} has {} of the {} elements of {}", path_, covered, wanted.piece.elems(),
+                               key_of(wanted.piece)));
     }
 
     void run(const LoadOptions& options) const {
@@ -97,8 +99,7 @@ private:
         if (!file) file = std::make_unique<SafetensorsFile>(path_ + "/" + manifest_.shards[stored.shard].file);
         const SafeTensor* t = file->find(key_of(stored.piece));
         if (!t || t->type != SafeType::f32 || t->elems != stored.piece.elems())
-            throw Problem(Exit::checkpoint,
-                          fmt::format("{} does not hold {} as the manifest says", file->path(), key_of(stored.piece)));
+            refuse(fmt::format("{} does not hold {} as the manifest says", file->path(), key_of(stored.piece)));
         return *t;
     }
 
@@ -134,18 +135,16 @@ void check_tensors(const std::string& path, const Manifest& manifest, const Para
     for (const auto& [name, shape] : manifest.tensors)
         if (!table.find(name)) wrong.push_back(name + " is only there");
     if (wrong.empty()) return;
-    throw Problem(Exit::checkpoint,
-                  fmt::format("the weights of {} are of another model: {}; give the model options it was trained with",
-                              path, first_of(wrong)));
+    refuse(fmt::format("the weights of {} are of another model: {}; give the model options it was trained with", path,
+                       first_of(wrong)));
 }
 
 }  // namespace
 
 FoundCheckpoint find_newest(const std::string& dir, const LoadOptions& options) {
-    FoundCheckpoint result;
-    int64_t finished = 0;
-    for (const ListedCheckpoint& c : list_checkpoints(dir, &result.damaged, &finished)) {
-        ++finished;
+    const CheckpointList list = list_checkpoints(dir);
+    FoundCheckpoint result{.damaged = list.incomplete};
+    for (const ListedCheckpoint& c : list.complete) {
         try {
             result.state = verified_manifest(c.path, options).state;
             result.path = c.path;
@@ -154,11 +153,9 @@ FoundCheckpoint find_newest(const std::string& dir, const LoadOptions& options) 
             result.damaged.push_back(fmt::format("checkpoint {} is damaged: {}", c.path, e.what()));
         }
     }
-    if (finished > 0)
-        throw Problem(
-            Exit::checkpoint,
-            fmt::format("no checkpoint in {} can be loaded: {}; --checkpoint.resume=none starts again from step 0", dir,
-                        fmt::join(result.damaged, "; ")));
+    if (!list.complete.empty() || list.damaged)
+        refuse(fmt::format("no checkpoint in {} can be loaded: {}; --checkpoint.resume=none starts from step 0", dir,
+                           fmt::join(result.damaged, "; ")));
     return result;
 }
 
@@ -166,11 +163,14 @@ FoundCheckpoint open_checkpoint(const std::string& path, const LoadOptions& opti
     std::error_code ignored;
     const std::string slashless = fs::path(path).filename().empty() ? fs::path(path).parent_path().string() : path;
     const std::string name = fs::path(slashless).filename().string();
-    if (!fs::exists(slashless, ignored)) throw Problem(Exit::checkpoint, fmt::format("{} does not exist", path));
+    if (!fs::exists(slashless, ignored)) refuse(fmt::format("{} does not exist", path));
     if (fs::exists(slashless + "/" + manifest_name, ignored) || is_step_name(name)) {
-        FoundCheckpoint found{.path = slashless};
-        found.state = verified_manifest(slashless, options).state;
-        return found;
+        try {
+            return {.path = slashless, .state = verified_manifest(slashless, options).state};
+        } catch (const Problem& e) {
+            refuse(fmt::format("checkpoint {} is damaged: {}; give the folder above it to use the newest undamaged one",
+                               slashless, e.what()));
+        }
     }
     std::string incomplete;
     for (const std::string& dir : {slashless, slashless + "/checkpoints"}) {
@@ -178,9 +178,8 @@ FoundCheckpoint open_checkpoint(const std::string& path, const LoadOptions& opti
         if (found.found()) return found;
         for (const std::string& sentence : found.damaged) incomplete += "; " + sentence;
     }
-    throw Problem(Exit::checkpoint,
-                  fmt::format("{} holds no complete checkpoint: give a step-* directory, or one that contains some{}",
-                              path, incomplete));
+    refuse(fmt::format("{} holds no complete checkpoint: give a step-* directory, or one that contains some{}", path,
+                       incomplete));
 }
 
 ModelConfig model_of(const FoundCheckpoint& checkpoint) {
@@ -191,19 +190,17 @@ ModelConfig model_of(const FoundCheckpoint& checkpoint) {
 void check_resumable(const FoundCheckpoint& checkpoint, const ModelConfig& model, const std::string& data_hash) {
     const std::vector<std::string> other = differences(model_of(checkpoint), model);
     if (!other.empty())
-        throw Problem(
-            Exit::checkpoint,
-            fmt::format(
-                "checkpoint {} is of another model (there and here): {}; give the same model, another --run.dir, or "
-                "--checkpoint.resume=none",
-                checkpoint.path, first_of(other)));
+        refuse(fmt::format(
+            "checkpoint {} is of another model (there and here): {}; give the same model, another --run.dir, or "
+            "--checkpoint.resume=none",
+            checkpoint.path, first_of(other)));
     const std::string& trained_on = checkpoint.state.data_hash;
     if (!data_hash.empty() && trained_on != data_hash)
-        throw Problem(Exit::checkpoint, fmt::format("checkpoint {} was trained on other data (data.train has hash {} "
-                                                    "there and {} here); give the same data, "
-                                                    "or another --run.dir with --init.from={} to take only its weights",
-                                                    checkpoint.path, trained_on.empty() ? "none" : trained_on,
-                                                    data_hash, checkpoint.path));
+        refuse(
+            fmt::format("checkpoint {} was trained on other data (data.train has hash {} there and {} here); give the "
+                        "same data, or "
+                        "another --run.dir with --init.from={} to take only its weights",
+                        checkpoint.path, trained_on.empty() ? "none" : trained_on, data_hash, checkpoint.path));
 }
 
 void read_pieces(const std::string& path, const Manifest& manifest, const std::vector<WantedPiece>& wanted,

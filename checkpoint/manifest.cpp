@@ -9,6 +9,8 @@
 namespace trifold {
 namespace {
 
+[[noreturn]] void refuse(const std::string& sentence) { throw Problem(Exit::checkpoint, sentence); }
+
 constexpr const char* format_name = "trifold checkpoint";
 constexpr int64_t format_version = 1;
 
@@ -29,7 +31,7 @@ ShardFile shard_of(const JsonValue& json) {
     ShardFile shard;
     shard.file = json.at("file").get<std::string>();
     if (shard.file.empty() || shard.file.find('/') != std::string::npos)
-        throw Problem(Exit::checkpoint, fmt::format("the shard name '{}' is not a plain file name", shard.file));
+        refuse(fmt::format("the shard name '{}' is not a plain file name", shard.file));
     shard.digest.bytes = json.at("bytes").get<int64_t>();
     shard.digest.xxh3 = from_hex(json.at("xxh3").get<std::string>());
     for (const JsonValue& hash : json.at("block_xxh3"))
@@ -39,12 +41,10 @@ ShardFile shard_of(const JsonValue& json) {
 }
 
 Manifest manifest_of(const JsonValue& json) {
-    if (json.at("format") != format_name) throw Problem(Exit::checkpoint, "it is not the manifest of a checkpoint");
+    if (json.at("format") != format_name) refuse("it is not the manifest of a checkpoint");
     if (const int64_t version = json.at("version").get<int64_t>(); version != format_version)
-        throw Problem(
-            Exit::checkpoint,
-            fmt::format("its format version is {} and this program reads {}; use the program that wrote it ({})",
-                        version, format_version, json.value("tool", "unknown")));
+        refuse(fmt::format("its format version is {} and this program reads {}; use the program that wrote it ({})",
+                           version, format_version, json.value("tool", "unknown")));
     Manifest m;
     m.save_number = json.at("save_number").get<int64_t>();
     m.tool = json.at("tool").get<std::string>();
@@ -91,14 +91,15 @@ Manifest read_manifest(const std::string& step_dir) {
     const size_t tail = seal("").size();
     const std::string body = text.substr(0, text.size() - std::min(tail, text.size()));
     if (text != body + seal(body))
-        throw Problem(Exit::checkpoint, fmt::format("{} is damaged: its {} bytes do not match the xxh3 at byte {}",
-                                                    path, text.size(), body.size()));
+        refuse(fmt::format("{} is damaged: its {} bytes do not match the xxh3 at byte {}", path, text.size(),
+                           body.size()));
+    const JsonValue json = parse_file_json(text, path);
     try {
-        return manifest_of(parse_file_json(text, path));
+        return manifest_of(json);
     } catch (const JsonValue::exception& e) {
-        throw Problem(Exit::checkpoint, fmt::format("{}: {}", path, e.what()));
+        refuse(fmt::format("{}: {}", path, e.what()));
     } catch (const Problem& e) {
-        throw Problem(Exit::checkpoint, fmt::format("{}: {}", path, e.what()));
+        refuse(fmt::format("{}: {}", path, e.what()));
     }
 }
 

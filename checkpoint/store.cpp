@@ -25,6 +25,8 @@ namespace fs = std::filesystem;
 namespace trifold {
 namespace {
 
+[[noreturn]] void refuse(const std::string& sentence) { throw Problem(Exit::checkpoint, sentence); }
+
 constexpr const char* temporary = ".tmp";      // being written
 constexpr const char* deleting = ".deleting";  // being deleted
 constexpr const char* replaced = ".replaced";  // moved aside while another save of the same step takes its name
@@ -86,26 +88,24 @@ void clean_leftovers(const std::string& dir) {
             const std::string original = path.substr(0, path.size() - std::strlen(replaced));
             if (!fs::exists(original)) rename_path(path, original);  // it died before the new one had the name
         }
-        if (has_suffix(name, temporary) || has_suffix(name, deleting) || has_suffix(name, replaced))
-            fs::remove_all(path);
+        if (has_suffix(name, temporary) || has_suffix(name, deleting) || has_suffix(name, replaced)) remove_tree(path);
     }
 }
 
 Fd lock_for_writing(const std::string& dir) {
     const std::string path = dir + "/.writer";
     Fd fd(::open(path.c_str(), O_RDWR | O_CREAT | O_CLOEXEC, 0644));
-    if (!fd.open()) throw Problem(Exit::checkpoint, fmt::format("cannot create {}: {}", path, std::strerror(errno)));
+    if (!fd.open()) refuse(fmt::format("cannot create {}: {}", path, std::strerror(errno)));
     if (::flock(fd.get(), LOCK_EX | LOCK_NB) != 0) {
         // A file system without locks cannot tell; everything else works there.
         if (errno != EWOULDBLOCK) return fd;
-        throw Problem(
-            Exit::checkpoint,
+        refuse(
             fmt::format("another process ({}) is writing checkpoints to {}; wait for it to end", read_text(path), dir));
     }
     const std::string pid = std::to_string(::getpid());
     if (::ftruncate(fd.get(), 0) != 0 ||
         ::pwrite(fd.get(), pid.data(), pid.size(), 0) != static_cast<ssize_t>(pid.size()))
-        throw Problem(Exit::checkpoint, fmt::format("cannot write to {}: {}", path, std::strerror(errno)));
+        refuse(fmt::format("cannot write to {}: {}", path, std::strerror(errno)));
     return fd;
 }
 
@@ -116,22 +116,20 @@ void probe(const std::string& dir) {
     const std::vector<char> block(4096, 'x');
     file.write(block.data(), static_cast<int64_t>(block.size()));
     file.finish();
-    fs::remove(path);
+    remove_tree(path);
 }
 
 // Manifest and sizes agree. Throws Problem when not.
 Manifest complete_manifest(const std::string& path, int64_t step) {
     Manifest manifest = read_manifest(path);
     if (manifest.state.step != step)
-        throw Problem(Exit::checkpoint, fmt::format("{}/{} is of step {}", path, manifest_name, manifest.state.step));
+        refuse(fmt::format("{}/{} is of step {}", path, manifest_name, manifest.state.step));
     for (const ShardFile& shard : manifest.shards) {
         const std::string file = path + "/" + shard.file;
         struct stat info {};
-        if (::stat(file.c_str(), &info) != 0)
-            throw Problem(Exit::checkpoint, fmt::format("{}: {}", file, std::strerror(errno)));
+        if (::stat(file.c_str(), &info) != 0) refuse(fmt::format("{}: {}", file, std::strerror(errno)));
         if (info.st_size != shard.digest.bytes)
-            throw Problem(Exit::checkpoint,
-                          fmt::format("{} ends at byte {} instead of byte {}", file, info.st_size, shard.digest.bytes));
+            refuse(fmt::format("{} ends at byte {} instead of byte {}", file, info.st_size, shard.digest.bytes));
     }
     return manifest;
 }
@@ -149,28 +147,26 @@ bool is_step_name(const std::string& name, int64_t* step) {
     return true;
 }
 
-std::vector<ListedCheckpoint> list_checkpoints(const std::string& dir, std::vector<std::string>* damaged,
-                                               int64_t* with_manifest) {
-    std::vector<ListedCheckpoint> found;
+CheckpointList list_checkpoints(const std::string& dir) {
+    CheckpointList list;
     std::error_code ignored;  // a directory that is not there holds nothing
     for (const auto& entry : fs::directory_iterator(dir, ignored)) {
         ListedCheckpoint c{.path = entry.path().string()};
         if (!is_step_name(entry.path().filename().string(), &c.step)) continue;
         const bool has_manifest = fs::exists(c.path + "/" + manifest_name, ignored);
         try {
-            if (!has_manifest)
-                throw Problem(Exit::checkpoint, fmt::format("it has no {}, so its save did not end", manifest_name));
+            if (!has_manifest) refuse(fmt::format("it has no {}, so its save did not end", manifest_name));
             c.save_number = complete_manifest(c.path, c.step).save_number;
-            found.push_back(c);
+            list.complete.push_back(c);
         } catch (const Problem& e) {
-            if (damaged) damaged->push_back(fmt::format("checkpoint {} is not complete: {}", c.path, e.what()));
-            if (with_manifest) *with_manifest += has_manifest;
+            list.incomplete.push_back(fmt::format("checkpoint {} is not complete: {}", c.path, e.what()));
+            list.damaged |= has_manifest;
         }
     }
-    std::sort(found.begin(), found.end(), [](const ListedCheckpoint& a, const ListedCheckpoint& b) {
-        return std::pair(a.save_number, a.step) > std::pair(b.save_number, b.step);
-    });
-    return found;
+    const auto order = [](const ListedCheckpoint& c) { return std::pair(c.save_number, c.step); };
+    std::sort(list.complete.begin(), list.complete.end(),
+              [&](const ListedCheckpoint& a, const ListedCheckpoint& b) { return order(a) > order(b); });
+    return list;
 }
 
 int64_t checkpoint_bytes(const ParameterTable& table) {
@@ -196,12 +192,11 @@ void CheckpointStore::prepare(int64_t needed_bytes) {
         probe(dir);
         const int64_t free = free_bytes(dir);
         if (free < needed_bytes)
-            throw Problem(Exit::checkpoint, fmt::format("a checkpoint takes {} and {} has {} free",
-                                                        human_bytes(needed_bytes), dir, human_bytes(free)));
+            refuse(fmt::format("a checkpoint takes {} and {} has {} free", human_bytes(needed_bytes), dir,
+                               human_bytes(free)));
     } catch (const std::exception& e) {
-        throw Problem(Exit::checkpoint,
-                      fmt::format("checkpoints cannot be saved: {}; --checkpoint.dir or --run.dir gives another place",
-                                  e.what()));
+        refuse(fmt::format("checkpoints cannot be saved: {}; --checkpoint.dir or --run.dir gives another place",
+                           e.what()));
     }
 }
 
@@ -237,7 +232,7 @@ void CheckpointStore::publish(const std::string& temporary_path, const std::stri
     const std::string aside = final_path + replaced;
     const bool replaces = fs::exists(final_path);
     if (replaces) {
-        fs::remove_all(aside);
+        remove_tree(aside);
         phase("move aside");
         rename_path(final_path, aside);
     }
@@ -252,20 +247,20 @@ void CheckpointStore::publish(const std::string& temporary_path, const std::stri
     sync_directory(options_.dir);
     if (replaces) {
         phase("delete replaced");
-        fs::remove_all(aside);
+        remove_tree(aside);
     }
 }
 
 void CheckpointStore::delete_old(SaveOutcome& outcome) const {
     try {
         int64_t kept = 0;
-        for (const ListedCheckpoint& c : list_checkpoints(options_.dir)) {
+        for (const ListedCheckpoint& c : list_checkpoints(options_.dir).complete) {
             const bool for_good = options_.keep_every > 0 && c.step % options_.keep_every == 0;
             if (kept++ < options_.keep || options_.keep == 0 || for_good || c.path == outcome.path) continue;
             phase("set aside old checkpoint");
             rename_path(c.path, c.path + deleting);  // half of a checkpoint must not look like a damaged one
             phase("delete old checkpoint");
-            fs::remove_all(c.path + deleting);
+            remove_tree(c.path + deleting);
             outcome.deleted.push_back(c.path);
         }
     } catch (const std::exception& e) {
@@ -281,10 +276,10 @@ SaveOutcome CheckpointStore::save(const ParameterTable& table, const FlatState& 
     const std::string filling = outcome.path + temporary;
     try {
         make_directories(options_.dir);  // it may have been removed since prepare()
-        fs::remove_all(filling);
+        remove_tree(filling);
         Manifest manifest{.tool = options_.tool, .state = state};
         for (const Parameter& p : table.all()) manifest.tensors[p.name] = p.shape;
-        for (const ListedCheckpoint& c : list_checkpoints(options_.dir))
+        for (const ListedCheckpoint& c : list_checkpoints(options_.dir).complete)
             manifest.save_number = std::max(manifest.save_number, c.save_number + 1);
 
         phase("create directory");

@@ -76,13 +76,15 @@ int64_t checkpoint_bytes(const ParameterTable& table);
 std::string step_name(int64_t step);  // step-00000500
 bool is_step_name(const std::string& name, int64_t* step = nullptr);
 
-// Checkpoints in a directory whose manifest and file sizes are right, newest first.
 struct ListedCheckpoint {
     std::string path = "";
     int64_t step = 0, save_number = 0;
 };
-// Those that are not are described in `damaged` when given; `with_manifest` counts how many of these had a manifest.
-std::vector<ListedCheckpoint> list_checkpoints(const std::string& dir, std::vector<std::string>* damaged = nullptr,
-                                               int64_t* with_manifest = nullptr);
+struct CheckpointList {
+    std::vector<ListedCheckpoint> complete;  // their manifest and file sizes are right; newest first
+    std::vector<std::string> incomplete;     // a sentence about each of the others
+    bool damaged = false;                    // one of these has a manifest: it was complete once
+};
+CheckpointList list_checkpoints(const std::string& dir);
 
 }  // namespace trifold

@@ -3,20 +3,19 @@
 
 #include <fmt/format.h>
 #include <fmt/ranges.h>
-#include <unistd.h>
 
 #include <CLI/CLI.hpp>
 #include <algorithm>
-#include <chrono>
 #include <functional>
+#include <nlohmann/json.hpp>
 #include <optional>
 #include <string>
 #include <utility>
 #include <vector>
-#include <nlohmann/json.hpp>
 
 #include "base/error.h"
 #include "base/text.h"
+#include "commands/progress_line.h"
 #include "data/dataset.h"
 #include "data/tokenize.h"
 #include "data/unigram.h"
@@ -25,54 +24,23 @@ namespace trifold {
 
 namespace {
 
-using Clock = std::chrono::steady_clock;
-
-// One line on standard error: a bar that is redrawn on a terminal, else a line every 10 seconds.
-class ProgressLine {
-public:
-    explicit ProgressLine(std::string what) : what_(std::move(what)), terminal_(::isatty(STDERR_FILENO) == 1) {}
-    ~ProgressLine() {
-        if (terminal_ && shown_) fmt::print(stderr, "\r\033[K");
-    }
-    // `rate_of` is shown per second; its unit goes behind the number.
-    void show(double share, const std::string& amount, const std::function<std::string(double)>& rate) {
-        const double elapsed = std::chrono::duration<double>(Clock::now() - start_).count();
-        if (elapsed < next_) return;
-        next_ = elapsed + (terminal_ ? 0.1 : 10.0);
-        share = std::clamp(share, 0.0, 1.0);
-        const double left = share > 0 ? elapsed / share - elapsed : 0;
-        const std::string text = fmt::format("{} {:3.0f} %  {}  {}  {} left", what_, 100 * share, amount, rate(elapsed), minutes(left));
-        if (terminal_) {
-            const auto full = static_cast<size_t>(24 * share);
-            fmt::print(stderr, "\r\033[K[{:<24}] {}", std::string(full, '#'), text);
-        } else {
-            fmt::print(stderr, "{}\n", text);
-        }
-        std::fflush(stderr);
-        shown_ = true;
-    }
-    double elapsed() const { return std::chrono::duration<double>(Clock::now() - start_).count(); }
-
-private:
-    static std::string minutes(double seconds) {
-        const auto s = static_cast<int64_t>(seconds);
-        return s >= 3600 ? fmt::format("{}:{:02}:{:02}", s / 3600, s / 60 % 60, s % 60) : fmt::format("{}:{:02}", s / 60, s % 60);
-    }
-    std::string what_;
-    bool terminal_, shown_ = false;
-    Clock::time_point start_ = Clock::now();
-    double next_ = terminal_ ? 0.5 : 5.0;  // nothing is shown for what takes less
-};
+// File names may be any bytes.
+std::string as_line(const nlohmann::json& object) {
+    return object.dump(-1, ' ', false, nlohmann::json::error_handler_t::replace);
+}
 
 DatasetProgress tokens_progress(ProgressLine& line) {
     return [&line](int64_t done, int64_t total) {
-        line.show(static_cast<double>(done) / static_cast<double>(std::max<int64_t>(total, 1)), with_commas(done) + " tokens",
+        line.show(static_cast<double>(done) / static_cast<double>(std::max<int64_t>(total, 1)),
+                  with_commas(done) + " tokens",
                   [&](double s) { return with_prefix(static_cast<double>(done) / s) + " tokens/s"; });
     };
 }
 
 // An option that takes one of a few words.
-template <class T> CLI::Option* add_choice(CLI::App& app, const std::string& flag, T& into, const std::vector<std::pair<std::string, T>>& words, const std::string& help) {
+template <class T>
+CLI::Option* add_choice(CLI::App& app, const std::string& flag, T& into,
+                        const std::vector<std::pair<std::string, T>>& words, const std::string& help) {
     std::vector<std::string> names;
     for (const auto& [name, value] : words) names.push_back(name);
     const auto choose = [&into, words](const std::string& chosen) {
@@ -86,12 +54,16 @@ template <class T> CLI::Option* add_choice(CLI::App& app, const std::string& fla
 }
 
 CLI::Option* add_format(CLI::App& app, TokenFormat& format, const std::string& help) {
-    return add_choice<TokenFormat>(app, "--format", format, {{"llmc", TokenFormat::llmc}, {"megatron", TokenFormat::megatron}}, help);
+    return add_choice<TokenFormat>(app, "--format", format,
+                                   {{"llmc", TokenFormat::llmc}, {"megatron", TokenFormat::megatron}}, help);
 }
 
 void add_shard_tokens(CLI::App& app, int64_t& tokens) {
-    app.add_option("--shard-tokens", tokens, "llmc: tokens per file; more make PREFIX_000000.bin, PREFIX_000001.bin ...")
-        ->type_name("N")->check(CLI::Range(int64_t{1}, LlmcHeader::max_tokens).description(""))->capture_default_str();
+    app.add_option("--shard-tokens", tokens,
+                   "llmc: tokens per file; more make PREFIX_000000.bin, PREFIX_000001.bin ...")
+        ->type_name("N")
+        ->check(CLI::Range(int64_t{1}, LlmcHeader::max_tokens).description(""))
+        ->capture_default_str();
 }
 
 // --eod ID or --tokenizer T of `inspect` and `convert`.
@@ -101,8 +73,12 @@ struct EndOption {
     int64_t vocab = 0;
 
     void add_to(CLI::App& app) {
-        auto* by_id = app.add_option("--eod", id, "Id that ends a document")->type_name("ID")->check(CLI::Range(int64_t{0}, (int64_t{1} << 31) - 1).description(""));
-        app.add_option("--tokenizer", tokenizer, "Tokenizer whose id ends a document: bytes, or a tokenizer.json")->type_name("T")->excludes(by_id);
+        auto* by_id = app.add_option("--eod", id, "Id that ends a document")
+                          ->type_name("ID")
+                          ->check(CLI::Range(int64_t{0}, (int64_t{1} << 31) - 1).description(""));
+        app.add_option("--tokenizer", tokenizer, "Tokenizer whose id ends a document: bytes, or a tokenizer.json")
+            ->type_name("T")
+            ->excludes(by_id);
     }
     std::optional<int32_t> resolve() {
         if (!tokenizer.empty()) {
@@ -120,51 +96,85 @@ struct TokenizeCommand {
     bool json = false;
 
     void add_to(CLI::App& app) {
-        app.add_option("input", options.inputs, "Text files, JSONL files (.jsonl, .ndjson), folders; .gz and .dz are unpacked")->type_name("IN")->required();
-        app.add_option("--tokenizer", options.tokenizer, "bytes, or the path of a Hugging Face tokenizer.json")->type_name("T")->capture_default_str();
-        app.add_option("--out", options.prefix, "Output PREFIX.bin (and .idx, .mask); with --val PREFIX_train.bin and PREFIX_val.bin")->type_name("PREFIX")->required();
-        add_format(app, options.format, "Format of the output: one .bin as in llm.c, or Megatron's .bin and .idx")->default_str("llmc");
-        app.add_option("--val", options.validation, "Validation part: a share below 1, or bytes of text. The end of a text file that is alone or has 1 MiB, "
-                       "else whole documents, evenly spread")->type_name("SHARE");
-        add_choice<TextKind>(app, "--input-format", options.kind, {{"auto", TextKind::by_name}, {"text", TextKind::text}, {"jsonl", TextKind::jsonl}},
-                             "What the inputs are; auto goes by their names")->default_str("auto");
-        app.add_option("--text-key", options.text_key, "JSONL: the key of the text (\"prompt\" with \"completion\", and \"messages\", need none)")->type_name("KEY")->capture_default_str();
-        app.add_option("--eod", options.end_of_document, "Token that ends a document, such as '<|endoftext|>' [the tokenizer's own]")->type_name("TOKEN");
-        add_choice<SpecialText>(app, "--special-text", options.special, {{"match", SpecialText::match}, {"plain", SpecialText::plain}},
-                                "Special tokens spelt out in the text become tokens, as in the tokenizers package, or stay text")->default_str("match");
+        app.add_option("input", options.inputs,
+                       "Text files, JSONL files (.jsonl, .ndjson), folders; .gz and .dz are unpacked")
+            ->type_name("IN")
+            ->required();
+        app.add_option("--tokenizer", options.tokenizer, "bytes, or the path of a Hugging Face tokenizer.json")
+            ->type_name("T")
+            ->capture_default_str();
+        app.add_option("--out", options.prefix,
+                       "Output PREFIX.bin (and .idx, .mask); with --val PREFIX_train.bin and PREFIX_val.bin")
+            ->type_name("PREFIX")
+            ->required();
+        add_format(app, options.format, "Format of the output: one .bin as in llm.c, or Megatron's .bin and .idx")
+            ->default_str("llmc");
+        app.add_option(
+               "--val", options.validation,
+               "Validation part: a share below 1, or bytes of text. The end of a text file that is alone or has 1 MiB, "
+               "else whole documents, evenly spread")
+            ->type_name("SHARE");
+        add_choice<TextKind>(app, "--input-format", options.kind,
+                             {{"auto", TextKind::by_name}, {"text", TextKind::text}, {"jsonl", TextKind::jsonl}},
+                             "What the inputs are; auto goes by their names")
+            ->default_str("auto");
+        app.add_option("--text-key", options.text_key,
+                       "JSONL: the key of the text (\"prompt\" with \"completion\", and \"messages\", need none)")
+            ->type_name("KEY")
+            ->capture_default_str();
+        app.add_option("--eod", options.end_of_document,
+                       "Token that ends a document, such as '<|endoftext|>' [the tokenizer's own]")
+            ->type_name("TOKEN");
+        add_choice<SpecialText>(
+            app, "--special-text", options.special, {{"match", SpecialText::match}, {"plain", SpecialText::plain}},
+            "Special tokens spelt out in the text become tokens, as in the tokenizers package, or stay text")
+            ->default_str("match");
         add_shard_tokens(app, options.shard_tokens);
-        app.add_option("--threads", options.threads, "Threads that encode [all cores this process may use]")->type_name("N")->check(CLI::Range(1, 4096).description(""));
+        app.add_option("--threads", options.threads, "Threads that encode [all cores this process may use]")
+            ->type_name("N")
+            ->check(CLI::Range(1, 4096).description(""));
         app.add_flag("--json", json, "Print the result as one JSON object");
     }
 
     void run() {
         ProgressLine line("tokenizing");
         const TokenizeResult result = tokenize(options, [&](const TokenizeProgress& p) {
-            line.show(static_cast<double>(p.bytes_read) / static_cast<double>(std::max<int64_t>(p.bytes_total, 1)), with_commas(p.tokens) + " tokens",
-                      [&](double s) { return human_bytes(static_cast<int64_t>(static_cast<double>(p.bytes_read) / s)) + "/s"; });
+            line.show(static_cast<double>(p.bytes_read) / static_cast<double>(std::max<int64_t>(p.bytes_total, 1)),
+                      with_commas(p.tokens) + " tokens", [&](double s) {
+                          return human_bytes(static_cast<int64_t>(static_cast<double>(p.bytes_read) / s)) + "/s";
+                      });
         });
         json ? print_json(result) : print_text(result, line.elapsed());
     }
 
     static void print_json(const TokenizeResult& result) {
-        nlohmann::json out = {{"input_files", result.input_files}, {"input_bytes", result.input_bytes}, {"empty_documents", result.empty_documents},
-                              {"vocab", result.vocab}, {"dtype", result.dtype}, {"outputs", nlohmann::json::array()}};
+        nlohmann::json out = {{"input_files", result.input_files},
+                              {"input_bytes", result.input_bytes},
+                              {"empty_documents", result.empty_documents},
+                              {"vocab", result.vocab},
+                              {"dtype", result.dtype},
+                              {"outputs", nlohmann::json::array()}};
         for (const TokenizeOutput& output : result.outputs) {
-            out["outputs"].push_back({{"part", output.part.empty() ? "all" : output.part}, {"files", output.files}, {"tokens", output.tokens},
-                                      {"documents", output.documents}, {"prompt_tokens", output.prompt_tokens}});
+            out["outputs"].push_back({{"part", output.part.empty() ? "all" : output.part},
+                                      {"files", output.files},
+                                      {"tokens", output.tokens},
+                                      {"documents", output.documents},
+                                      {"prompt_tokens", output.prompt_tokens}});
         }
-        fmt::print("{}\n", out.dump());
+        fmt::print("{}\n", as_line(out));
     }
     static void print_text(const TokenizeResult& result, double seconds) {
         for (const TokenizeOutput& output : result.outputs) {
-            fmt::print("{}: {} tokens ({}), {} document{}", join_words(output.files), with_commas(output.tokens), result.dtype,
-                       with_commas(output.documents), output.documents == 1 ? "" : "s");
+            fmt::print("{}: {} tokens ({}), {} document{}", join_words(output.files), with_commas(output.tokens),
+                       result.dtype, with_commas(output.documents), output.documents == 1 ? "" : "s");
             if (output.prompt_tokens > 0) fmt::print(", {} tokens are prompt", with_commas(output.prompt_tokens));
             fmt::print("\n");
         }
-        fmt::print("from {} file{}, {}, in {:.1f} s; the vocabulary has {} ids\n", result.input_files, result.input_files == 1 ? "" : "s",
-                   human_bytes(result.input_bytes), seconds, with_commas(result.vocab));
-        if (result.empty_documents > 0) fmt::print("{} empty documents were left out\n", with_commas(result.empty_documents));
+        fmt::print("from {} file{}, {}, in {:.1f} s; the vocabulary has {} ids\n", result.input_files,
+                   result.input_files == 1 ? "" : "s", human_bytes(result.input_bytes), seconds,
+                   with_commas(result.vocab));
+        if (result.empty_documents > 0)
+            fmt::print("{} empty documents were left out\n", with_commas(result.empty_documents));
     }
 };
 
@@ -185,21 +195,29 @@ struct InspectCommand {
         json ? print_json(summary) : print_text(summary, wanted.has_value());
     }
     static void print_json(const DatasetSummary& summary) {
-        nlohmann::json out = {{"format", name_of(summary.format)}, {"tokens", summary.tokens}, {"documents", summary.documents},
-                              {"vocab_max", summary.vocab_max}, {"dtype", name_of(summary.type)}, {"files", summary.files}, {"bytes", summary.bytes},
-                              {"eod", nullptr}, {"prompt_tokens", nullptr}};
+        nlohmann::json out = {{"format", name_of(summary.format)},
+                              {"tokens", summary.tokens},
+                              {"documents", summary.documents},
+                              {"vocab_max", summary.vocab_max},
+                              {"dtype", name_of(summary.type)},
+                              {"files", summary.files},
+                              {"bytes", summary.bytes},
+                              {"eod", nullptr},
+                              {"prompt_tokens", nullptr}};
         if (summary.end_of_document) out["eod"] = *summary.end_of_document;
         if (summary.prompt_tokens) out["prompt_tokens"] = *summary.prompt_tokens;
-        fmt::print("{}\n", out.dump());
+        fmt::print("{}\n", as_line(out));
     }
     static void print_text(const DatasetSummary& summary, bool end_given) {
         const auto row = [](const char* name, const std::string& value) { fmt::print("{:<11}{}\n", name, value); };
-        row("format", fmt::format("{}, {} file{}, {}", name_of(summary.format), summary.files, summary.files == 1 ? "" : "s", human_bytes(summary.bytes)));
+        row("format", fmt::format("{}, {} file{}, {}", name_of(summary.format), summary.files,
+                                  summary.files == 1 ? "" : "s", human_bytes(summary.bytes)));
         row("tokens", with_commas(summary.tokens));
         std::string documents = with_commas(summary.documents);
         if (summary.end_of_document) {
             const bool guessed = summary.format == TokenFormat::llmc && !end_given;
-            documents += fmt::format(", ended by id {}{}", *summary.end_of_document, guessed ? " (a guess; --eod or --tokenizer tell)" : "");
+            documents += fmt::format(", ended by id {}{}", *summary.end_of_document,
+                                     guessed ? " (a guess; --eod or --tokenizer tell)" : "");
         }
         row("documents", documents);
         row("largest id", fmt::format("{}", summary.vocab_max));
@@ -214,7 +232,9 @@ struct ConvertCommand {
     bool json = false;
 
     void add_to(CLI::App& app) {
-        app.add_option("data", options.input, "Token file, Megatron prefix, or glob in quotes")->type_name("DATA")->required();
+        app.add_option("data", options.input, "Token file, Megatron prefix, or glob in quotes")
+            ->type_name("DATA")
+            ->required();
         app.add_option("--out", options.prefix, "Output PREFIX.bin (and .idx, .mask)")->type_name("PREFIX")->required();
         add_format(app, options.format, "Format of the output")->required();
         end.add_to(app);
@@ -227,14 +247,20 @@ struct ConvertCommand {
         options.vocab = end.vocab;
         const ConvertResult result = convert(options, tokens_progress(line));
         if (json) {
-            fmt::print("{}\n", nlohmann::json{{"files", result.files}, {"tokens", result.tokens}, {"documents", result.documents},
-                                              {"appended_eod", result.appended_ends}}.dump());
+            fmt::print("{}\n", as_line({{"files", result.files},
+                                        {"tokens", result.tokens},
+                                        {"documents", result.documents},
+                                        {"appended_eod", result.appended_ends}}));
             return;
         }
-        fmt::print("{}: {} tokens, {} documents\n", join_words(result.files), with_commas(result.tokens), with_commas(result.documents));
-        if (result.appended_ends > 0) fmt::print("id {} was put behind {} documents\n", *result.input.end_of_document, with_commas(result.appended_ends));
+        fmt::print("{}: {} tokens, {} documents\n", join_words(result.files), with_commas(result.tokens),
+                   with_commas(result.documents));
+        if (result.appended_ends > 0)
+            fmt::print("id {} was put behind {} documents\n", *result.input.end_of_document,
+                       with_commas(result.appended_ends));
         if (result.input.format == TokenFormat::llmc && !options.end_of_document) {
-            fmt::print(stderr, "documents were taken to end with id {}; --eod or --tokenizer tell\n", *result.input.end_of_document);
+            fmt::print(stderr, "documents were taken to end with id {}; --eod or --tokenizer tell\n",
+                       *result.input.end_of_document);
         }
     }
 };
@@ -283,10 +309,17 @@ int data_command(int argc, char** argv) {
     InspectCommand inspect_command;
     ConvertCommand convert_command;
     UnigramCommand unigram_command;
-    CLI::App* tokenize_app = app.add_subcommand("tokenize", "Text to tokens:  trifold data tokenize book.txt notes/ --tokenizer bytes --out data/books --val 0.05");
-    CLI::App* inspect_app = app.add_subcommand("inspect", "Size, documents and ids of token files:  trifold data inspect 'data/books_*.bin'");
-    CLI::App* convert_app = app.add_subcommand("convert", "Between llm.c and Megatron:  trifold data convert data/books.bin --out data/books-m --format megatron");
-    CLI::App* unigram_app = app.add_subcommand("unigram", "The loss that token frequencies alone reach:  trifold data unigram data/books_train.bin data/books_val.bin");
+    CLI::App* tokenize_app = app.add_subcommand(
+        "tokenize",
+        "Text to tokens:  trifold data tokenize book.txt notes/ --tokenizer bytes --out data/books --val 0.05");
+    CLI::App* inspect_app = app.add_subcommand(
+        "inspect", "Size, documents and ids of token files:  trifold data inspect 'data/books_*.bin'");
+    CLI::App* convert_app = app.add_subcommand(
+        "convert",
+        "Between llm.c and Megatron:  trifold data convert data/books.bin --out data/books-m --format megatron");
+    CLI::App* unigram_app = app.add_subcommand(
+        "unigram",
+        "The loss that token frequencies alone reach:  trifold data unigram data/books_train.bin data/books_val.bin");
     tokenize_command.add_to(*tokenize_app);
     inspect_command.add_to(*inspect_app);
     convert_command.add_to(*convert_app);

@@ -64,20 +64,21 @@ int eval_command(int argc, char** argv) {
     const std::vector<std::string> args(argv + 1, argv + argc);
     std::string checkpoint;
     bool json = false;
-    const std::vector<CommandFlag> flags = {{"json", "", "print one JSON object", &json}};
+    int64_t batches = 0;
+    const std::vector<CommandFlag> flags = {{"json", "", "print one JSON object", &json},
+                                            {"batches", "N", "only the first N micro-batches of each file of data.val [0: all]", &batches}};
     if (wants_help(args)) {
         auto list = flags;
         list.push_back({"checkpoint", "PATH", "a step, a folder of checkpoints, or a run directory", &checkpoint});
         fmt::print("trifold eval --checkpoint PATH | --init.from FOLDER   --data.val=FILE [options]\n\n"
-                   "Goes once through data.val, or through data.eval_batches micro-batches when that is given.\n\n{}", help_text(list));
+                   "Goes once through every source of data.val.\n\n{}", help_text(list));
         return 0;
     }
     const Config config = inference_config(args, flags, checkpoint);
     if (config.data.val.empty()) throw Problem(Exit::usage, "eval needs --data.val=FILE: the tokens to compute the loss of");
-    Loader data(config.data.val, evaluation_data(config));
-    int64_t samples = data.samples_per_epoch();
-    const auto given = config.origin.find("data.eval_batches");
-    if (given != config.origin.end() && given->second == "flag") samples = std::min(samples, config.data.eval_batches * config.train.micro_batch);
+    // Source by source, so that each counts once and not by its weight in a blend.
+    std::vector<Loader> sources;
+    for (const DataSource& source : config.data.val) sources.emplace_back(std::vector{source}, evaluation_data(config));
 
     std::optional<Stage> stage;
     InferenceModel model(config, checkpoint, [&](const ParameterTable& table, const Tensor& weight, Arena& arena) {
@@ -85,7 +86,13 @@ int eval_command(int argc, char** argv) {
                       Passes::forward_only, config.data.documents == Documents::isolated, arena);
     });
     stage->fill_constants();
-    const Evaluation e = evaluate(*stage, model.compute(), data, samples);
+    Evaluation e;
+    for (Loader& data : sources) {
+        const int64_t limit = batches > 0 ? batches * config.train.micro_batch : data.samples_per_epoch();
+        const Evaluation part = evaluate(*stage, model.compute(), data, std::min(limit, data.samples_per_epoch()));
+        e.loss_sum += part.loss_sum;
+        e.tokens += part.tokens;
+    }
     const double loss = e.loss_sum / static_cast<double>(std::max<int64_t>(e.tokens, 1));
     if (json) {
         fmt::print("{}\n", nlohmann::json{{"loss", loss}, {"tokens", e.tokens}, {"perplexity", std::exp(loss)}}.dump());

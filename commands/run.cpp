@@ -61,6 +61,7 @@ Config train_config(const std::vector<std::string>& args) {
     context.read_model = read_model_of;
     Config config = parse_config(args, context);
     resolve(config);
+    if (config.train.steps == 0) throw Problem(Exit::usage, "train.steps is not given: --train.steps=N says how long the run is");
     if (config.run.device == Device::cuda)
         throw Problem(Exit::usage, "--run.device=cuda: this build of trifold has no CUDA half; use --run.device=cpu");
     omp_set_num_threads(static_cast<int>(config.run.threads));
@@ -78,7 +79,10 @@ struct Run::Parts {
                 .threads = static_cast<int>(c.run.threads), .tool = std::string("trifold ") + TRIFOLD_VERSION};
     }
 
+    FoundCheckpoint checkpoint_to_resume() const;
+    bool is_own_checkpoint(const std::string& path) const;
     void load_weights();
+    void check_same_samples(const FoundCheckpoint& found) const;
     void resume(const FoundCheckpoint& found);
     void start_logs();
     void print_start() const;
@@ -129,13 +133,24 @@ Run::Run(const Config& config) {
 
 Run::~Run() = default;
 
+// A path outside this run is where the run begins: once the run has checkpoints of its own, starting it again goes on with these.
+FoundCheckpoint Run::Parts::checkpoint_to_resume() const {
+    const LoadOptions options{.threads = static_cast<int>(config.run.threads)};
+    const std::string& resume = config.checkpoint.resume;
+    if (resume == "none") return {};
+    const bool elsewhere = resume != "auto" && !is_own_checkpoint(resume);
+    if (resume == "auto" || (elsewhere && !list_checkpoints(config.checkpoint.dir).complete.empty())) return find_newest(config.checkpoint.dir, options);
+    return open_checkpoint(resume, options);
+}
+
+bool Run::Parts::is_own_checkpoint(const std::string& path) const {
+    std::error_code error;
+    const auto own = std::filesystem::weakly_canonical(config.checkpoint.dir, error), other = std::filesystem::weakly_canonical(path, error);
+    return other == own || other.parent_path() == own;
+}
+
 void Run::Parts::load_weights() {
-    FoundCheckpoint found;
-    if (config.checkpoint.resume == "auto") {
-        found = find_newest(config.checkpoint.dir, {.threads = static_cast<int>(config.run.threads)});
-    } else if (config.checkpoint.resume != "none") {
-        found = open_checkpoint(config.checkpoint.resume, {.threads = static_cast<int>(config.run.threads)});
-    }
+    const FoundCheckpoint found = checkpoint_to_resume();
     damaged = found.damaged;
     if (found.found()) return resume(found);
     if (config.init_from.empty()) return trainer.initialize_weights();
@@ -149,15 +164,30 @@ void Run::Parts::load_weights() {
     origin_of_weights = config.init_from;
 }
 
+// The position in the data is a number of samples; it means the same only if samples are made in the same way.
+void Run::Parts::check_same_samples(const FoundCheckpoint& found) const {
+    const Config before = config_from_json(found.state.config_json, found.path);
+    const auto same = [&](const char* option, auto then, auto now) {
+        if (then == now) return;
+        throw Problem(Exit::checkpoint, fmt::format("{} was trained with {} = {}, not {}: samples would be seen twice or never; keep the value, or start a new run "
+                                                    "from these weights with --init.from={} and another --run.dir", found.path, option, then, now, found.path));
+    };
+    same("train.seq", before.train.seq, config.train.seq);
+    same("train.seed", before.train.seed, config.train.seed);
+    same("data.shuffle", before.data.shuffle ? "on" : "off", config.data.shuffle ? "on" : "off");
+}
+
 // Goes on where the checkpoint was written. Samples are functions of their number, so the position is one integer.
 void Run::Parts::resume(const FoundCheckpoint& found) {
     check_resumable(found, config.model, data_hash);
+    check_same_samples(found);
     const TrainingState& s = found.state;
     if (s.samples % config.train.global_batch != 0)
         throw Problem(Exit::checkpoint, fmt::format("{} stands at sample {}, which is no multiple of --train.global_batch={}: a step would see samples twice; "
                                                     "use a batch that divides it", found.path, s.samples, config.train.global_batch));
     load_state(found, trainer.table(), flat(), {.threads = static_cast<int>(config.run.threads)});
-    trainer.step = resumed_step = saved_step = s.step;
+    trainer.step = resumed_step = s.step;
+    if (is_own_checkpoint(found.path)) saved_step = s.step;
     trainer.updates = s.updates;
     trainer.skipped = s.skipped;
     tokens = s.tokens;
@@ -192,7 +222,7 @@ void Run::Parts::print_start() const {
 }
 
 TrainingState Run::Parts::state() const {
-    return {.step = trainer.step, .updates = trainer.updates, .skipped = trainer.skipped, .samples = trainer.step * config.train.global_batch,
+    return {.step = trainer.step, .updates = trainer.updates, .skipped = trainer.skipped, .samples = train.position() * config.train.global_batch,
             .tokens = tokens, .seed = config.train.seed, .config_json = to_json(config), .data_hash = data_hash};
 }
 
@@ -250,6 +280,12 @@ bool Run::evaluation_due() const {
     const Parts& p = *parts_;
     const int64_t every = p.config.data.eval_every;
     return p.validation && every > 0 && (p.trainer.step % every == 0 || p.trainer.step == p.config.train.steps);
+}
+
+int64_t Run::validation_batches() const {
+    const Parts& p = *parts_;
+    const int64_t once_through = p.validation->samples_per_epoch() / p.config.train.micro_batch;
+    return std::max<int64_t>(1, std::min(p.config.data.eval_batches, once_through));
 }
 
 GlobalBatch Run::validation_batch(int64_t index) {

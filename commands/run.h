@@ -38,7 +38,8 @@ public:
     void record(const StepResult& result);
 
     bool evaluation_due() const;
-    GlobalBatch validation_batch(int64_t index);  // batches of the validation set, always the same
+    int64_t validation_batches() const;           // data.eval_batches, or fewer: once through the set at most
+    GlobalBatch validation_batch(int64_t index);  // always the same
     void record_evaluation(double loss);
 
     bool checkpoint_due() const;

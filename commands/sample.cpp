@@ -50,6 +50,8 @@ void generate(Generator& generator, Stream& compute, const Tokenizer& tokenizer,
         if (static_cast<int64_t>(context.size()) > count) context.erase(context.begin(), context.end() - count);
     };
     show(flags.prompt);
+    if (std::ssize(context) > generator.max_tokens())
+        fmt::print(stderr, "trifold: the prompt has {} tokens, the model's context {}: it sees only the end of the prompt\n", context.size(), generator.max_tokens());
     keep_last(generator.max_tokens());
     generator.feed(compute, context);
     StreamDecoder decoder(tokenizer);

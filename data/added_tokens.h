@@ -1,7 +1,8 @@
-// data/added_tokens.h   Tokens that are found in the text itself, before any other rule: <|endoftext|>, <|im_start|> ...
+// data/added_tokens.h   Tokens that are found in the text itself, before any other rule: <|endoftext|>, <|im_start|>
+// ...
 //
-// As in the `tokenizers` package: matches are leftmost, then longest, and do not overlap. Tokens marked `normalized` are looked
-// for after normalization, the others before; a set is one of the two.
+// As in the `tokenizers` package: matches are leftmost, then longest, and do not overlap. Tokens marked `normalized`
+// are looked for after normalization, the others before; a set is one of the two.
 #pragma once
 #include <array>
 #include <cstdint>
@@ -33,7 +34,8 @@ public:
         int32_t id;
     };
     // Calls piece(text) and token(id) in the order of the text.
-    template <class Piece, class Token> void split(std::string_view text, SpecialText special, Piece piece, Token token) const {
+    template <class Piece, class Token>
+    void split(std::string_view text, SpecialText special, Piece piece, Token token) const {
         size_t done = 0, from = 0;
         for (Match match; find(text, special, done, from, match);) {
             if (match.begin > done) piece(text.substr(done, match.begin - done));
@@ -47,7 +49,7 @@ private:
     // The next match from byte `from` on, which is moved; spaces before it count only from `done` on.
     bool find(std::string_view text, SpecialText special, size_t done, size_t& from, Match& match) const;
 
-    std::vector<AddedToken> tokens_;  // by first byte, longest first
+    std::vector<AddedToken> tokens_;    // by first byte, longest first
     std::array<int32_t, 257> first_{};  // tokens that begin with byte b are [first_[b], first_[b + 1])
 };
 

@@ -18,7 +18,9 @@ namespace {
 constexpr uint64_t no_pair = std::numeric_limits<uint64_t>::max();
 constexpr size_t cache_lines = size_t{1} << 14;  // 1 MiB per thread: stays in the second-level cache
 
-uint64_t key_of(int32_t left, int32_t right) { return static_cast<uint64_t>(left) << 32 | static_cast<uint32_t>(right); }
+uint64_t key_of(int32_t left, int32_t right) {
+    return static_cast<uint64_t>(left) << 32 | static_cast<uint32_t>(right);
+}
 
 uint64_t slot_of(uint64_t pair) {
     pair *= 0x9E3779B97F4A7C15u;

@@ -1,5 +1,5 @@
-// data/bpe.h   Byte-pair merging: a word starts as one token per byte; the adjacent pair of lowest rank is merged, the leftmost
-// first, until no pair has a rank.
+// data/bpe.h   Byte-pair merging: a word starts as one token per byte; the adjacent pair of lowest rank is merged, the
+// leftmost first, until no pair has a rank.
 #pragma once
 #include <array>
 #include <cstdint>

@@ -43,7 +43,8 @@ private:
 };
 
 // Calls block(ids, first) for consecutive pieces of the file.
-template <class Block> void for_each_block(const TokenFile& file, Block block) {
+template <class Block>
+void for_each_block(const TokenFile& file, Block block) {
     std::vector<int32_t> ids;
     for (int64_t first = 0; first < file.tokens(); first += block_tokens) {
         ids.resize(static_cast<size_t>(std::min(block_tokens, file.tokens() - first)));
@@ -73,18 +74,26 @@ int32_t usual_end(const DatasetSummary& summary) {
     return summary.type == TokenType::u32 ? 128000 : 50256;
 }
 
-DatasetSummary summarize(const std::vector<TokenFile>& files, std::optional<int32_t> end, const DatasetProgress& progress) {
-    DatasetSummary summary{.format = files[0].format(), .type = files[0].type(), .files = std::ssize(files), .end_of_document = end, .prompt_tokens = 0};
+DatasetSummary summarize(const std::vector<TokenFile>& files, std::optional<int32_t> end,
+                         const DatasetProgress& progress) {
+    DatasetSummary summary{.format = files[0].format(),
+                           .type = files[0].type(),
+                           .files = std::ssize(files),
+                           .end_of_document = end,
+                           .prompt_tokens = 0};
     int64_t total = 0, listed = 0;
     for (const TokenFile& file : files) {
         if (file.format() != summary.format || file.type() != summary.type) {
-            throw Problem(Exit::data, fmt::format("{} and {} differ in format or type of tokens; look at them one at a time", files[0].path(), file.path()));
+            throw Problem(Exit::data,
+                          fmt::format("{} and {} differ in format or type of tokens; look at them one at a time",
+                                      files[0].path(), file.path()));
         }
         total += file.tokens();
         listed += file.listed_documents().value_or(0);
     }
     std::vector<DocumentCounter> counters;
-    for (const int32_t id : end ? std::vector<int32_t>{*end} : std::vector<int32_t>{256, 50256, 128000}) counters.emplace_back(id);
+    for (const int32_t id : end ? std::vector<int32_t>{*end} : std::vector<int32_t>{256, 50256, 128000})
+        counters.emplace_back(id);
     summary.vocab_min = std::numeric_limits<int64_t>::max();
     for (const TokenFile& file : files) {
         for_each_block(file, [&](std::span<const int32_t> ids, int64_t first) {
@@ -107,7 +116,9 @@ DatasetSummary summarize(const std::vector<TokenFile>& files, std::optional<int3
         if (!end) summary.end_of_document = common_end(files);
     } else {
         if (!end) summary.end_of_document = usual_end(summary);
-        summary.documents = std::find_if(counters.begin(), counters.end(), [&](const DocumentCounter& c) { return c.end() == summary.end_of_document; })->count();
+        summary.documents = std::find_if(counters.begin(), counters.end(), [&](const DocumentCounter& c) {
+                                return c.end() == summary.end_of_document;
+                            })->count();
     }
     return summary;
 }
@@ -115,7 +126,8 @@ DatasetSummary summarize(const std::vector<TokenFile>& files, std::optional<int3
 // Copies one file after another. A document of an llm.c file may go on in the next one.
 class Copier {
 public:
-    Copier(TokenWriter& writer, std::optional<int32_t> end, std::function<void(int64_t)> count) : writer_(writer), end_(end), count_(std::move(count)) {}
+    Copier(TokenWriter& writer, std::optional<int32_t> end, std::function<void(int64_t)> count)
+        : writer_(writer), end_(end), count_(std::move(count)) {}
 
     void copy(const TokenFile& file, const MaskFile* mask) {
         file.listed_documents() ? copy_listed(file, mask) : copy_by_ends(file, mask);
@@ -176,14 +188,16 @@ void refuse_own_input(const ConvertOptions& options, const std::vector<TokenFile
     std::error_code ignored;
     for (const TokenFile& file : files) {
         if (std::filesystem::equivalent(file.path(), options.prefix + ".bin", ignored)) {
-            throw Problem(Exit::usage, fmt::format("--out {} would replace the input {}: choose another name", options.prefix, file.path()));
+            throw Problem(Exit::usage, fmt::format("--out {} would replace the input {}: choose another name",
+                                                   options.prefix, file.path()));
         }
     }
 }
 
 }  // namespace
 
-DatasetSummary inspect(const std::string& path, std::optional<int32_t> end_of_document, const DatasetProgress& progress) {
+DatasetSummary inspect(const std::string& path, std::optional<int32_t> end_of_document,
+                       const DatasetProgress& progress) {
     return summarize(open_token_files(path), end_of_document, progress);
 }
 
@@ -194,11 +208,16 @@ ConvertResult convert(const ConvertOptions& options, const DatasetProgress& prog
     result.input = summarize(files, options.end_of_document, {});
     const DatasetSummary& input = result.input;
     if (input.vocab_min < 0 || input.vocab_max > std::numeric_limits<int32_t>::max()) {
-        throw Problem(Exit::data, fmt::format("{} has ids from {} to {}; they cannot be tokens", options.input, input.vocab_min, input.vocab_max));
+        throw Problem(Exit::data, fmt::format("{} has ids from {} to {}; they cannot be tokens", options.input,
+                                              input.vocab_min, input.vocab_max));
     }
     if (options.format == TokenFormat::llmc && !input.end_of_document && input.documents > 1) {
-        throw Problem(Exit::data, fmt::format("the documents of {} do not end with one common id, so an llm.c file could not tell where they end: "
-                                              "name the id to be put behind them with --eod", options.input));
+        throw Problem(
+            Exit::data,
+            fmt::format(
+                "the documents of {} do not end with one common id, so an llm.c file could not tell where they end: "
+                "name the id to be put behind them with --eod",
+                options.input));
     }
     std::vector<std::optional<MaskFile>> masks;
     for (const TokenFile& file : files) masks.push_back(open_mask(file));

@@ -40,7 +40,8 @@ DataFile::DataFile(const std::string& path, const std::string& what) : path_(pat
     const int error = errno;
     ::close(file);
     if (data == MAP_FAILED) {
-        throw Problem(Exit::data, fmt::format("cannot map the {} bytes of the {} {}: {}", bytes_, what, path, std::strerror(error)));
+        throw Problem(Exit::data, fmt::format("cannot map the {} bytes of the {} {}: {}", bytes_, what, path,
+                                              std::strerror(error)));
     }
     data_ = static_cast<const std::byte*>(data);
 }
@@ -50,7 +51,9 @@ DataFile::~DataFile() {
 }
 
 DataFile::DataFile(DataFile&& other) noexcept
-    : path_(std::move(other.path_)), data_(std::exchange(other.data_, nullptr)), bytes_(std::exchange(other.bytes_, 0)) {}
+    : path_(std::move(other.path_)),
+      data_(std::exchange(other.data_, nullptr)),
+      bytes_(std::exchange(other.bytes_, 0)) {}
 
 uint64_t DataFile::sampled_hash() const {
     constexpr int64_t block = 4096, samples = 64;
@@ -59,7 +62,8 @@ uint64_t DataFile::sampled_hash() const {
     const int64_t count = bytes_ <= block * samples ? (bytes_ + block - 1) / block : samples;
     for (int64_t i = 0; i < count; ++i) {
         // Divided before it is multiplied where the product would not fit: sizes go up to 2^63.
-        const int64_t offset = count == samples ? last / (samples - 1) * i + last % (samples - 1) * i / (samples - 1) : i * block;
+        const int64_t offset =
+            count == samples ? last / (samples - 1) * i + last % (samples - 1) * i / (samples - 1) : i * block;
         hash = XXH3_64bits_withSeed(data_ + offset, static_cast<size_t>(std::min(block, bytes_ - offset)), hash);
     }
     return hash;
@@ -81,8 +85,10 @@ StreamedFile::~StreamedFile() {
 }
 
 void StreamedFile::fail(const char* action, int64_t offset, int error) const {
-    const char* advice = error == ENOSPC || error == EDQUOT ? "; nothing was kept: free space or choose another --out" : "";
-    throw Problem(Exit::data, fmt::format("{} {} failed at byte {}: {}{}", action, temporary_, offset, std::strerror(error), advice));
+    const char* advice =
+        error == ENOSPC || error == EDQUOT ? "; nothing was kept: free space or choose another --out" : "";
+    throw Problem(Exit::data, fmt::format("{} {} failed at byte {}: {}{}", action, temporary_, offset,
+                                          std::strerror(error), advice));
 }
 
 void StreamedFile::write_at(const std::byte* data, int64_t bytes, int64_t offset) {

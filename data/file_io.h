@@ -11,7 +11,8 @@ namespace trifold {
 // A whole file, mapped read-only. Pages come in when they are touched.
 class DataFile {
 public:
-    // `what` names the file's purpose in errors ("token file"). Missing, unreadable, not a plain file: Problem(Exit::data).
+    // `what` names the file's purpose in errors ("token file"). Missing, unreadable, not a plain file:
+    // Problem(Exit::data).
     DataFile(const std::string& path, const std::string& what);
     ~DataFile();
     DataFile(DataFile&& other) noexcept;
@@ -21,7 +22,8 @@ public:
     int64_t bytes() const { return bytes_; }
     const std::byte* at(int64_t offset) const { return data_ + offset; }
     // A little-endian value at any offset, aligned or not.
-    template <class T> T load(int64_t offset) const {
+    template <class T>
+    T load(int64_t offset) const {
         T value;
         std::memcpy(&value, data_ + offset, sizeof(T));
         return value;
@@ -35,8 +37,8 @@ private:
     int64_t bytes_ = 0;
 };
 
-// Written in order under PATH.tmp; gets its own name when it is complete, or disappears. Every failure is a Problem(Exit::data)
-// with path, position and the system's reason.
+// Written in order under PATH.tmp; gets its own name when it is complete, or disappears. Every failure is a
+// Problem(Exit::data) with path, position and the system's reason.
 class StreamedFile {
 public:
     explicit StreamedFile(const std::string& path);
@@ -45,7 +47,10 @@ public:
     StreamedFile& operator=(const StreamedFile&) = delete;
 
     void write(const void* data, int64_t bytes);
-    template <class T> void put(const T& value) { write(&value, sizeof(T)); }
+    template <class T>
+    void put(const T& value) {
+        write(&value, sizeof(T));
+    }
     // Replaces bytes that were written before.
     void patch(int64_t offset, const void* data, int64_t bytes);
     int64_t position() const { return flushed_ + std::ssize(buffer_); }

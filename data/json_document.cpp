@@ -34,7 +34,8 @@ public:
 private:
     void add(std::string_view text, bool is_prompt, SpecialText special) {
         if (text.empty()) return;
-        const bool joins = !segments_.empty() && segments_.back().prompt == is_prompt && segments_.back().special == special;
+        const bool joins =
+            !segments_.empty() && segments_.back().prompt == is_prompt && segments_.back().special == special;
         if (!joins) segments_.push_back({"", is_prompt, special});
         segments_.back().text += text;
     }
@@ -77,7 +78,8 @@ void add_messages(const json& messages, const Tokenizer& tokenizer, Layout& layo
 
 }  // namespace
 
-std::vector<Segment> parse_json_document(std::string_view line, const Tokenizer& tokenizer, const DocumentOptions& options) {
+std::vector<Segment> parse_json_document(std::string_view line, const Tokenizer& tokenizer,
+                                         const DocumentOptions& options) {
     json document;
     try {
         document = json::parse(line);
@@ -94,8 +96,10 @@ std::vector<Segment> parse_json_document(std::string_view line, const Tokenizer&
     } else if (document.contains(options.text_key)) {
         layout.answer(string_at(document, options.text_key.c_str()));
     } else {
-        refuse(fmt::format("has neither \"{}\" nor \"prompt\" and \"completion\" nor \"messages\"; --text-key names the key of the text",
-                           options.text_key));
+        refuse(
+            fmt::format("has neither \"{}\" nor \"prompt\" and \"completion\" nor \"messages\"; --text-key names the "
+                        "key of the text",
+                        options.text_key));
     }
     return layout.take();
 }

@@ -6,8 +6,8 @@
 
 #include <algorithm>
 #include <cmath>
-#include <cstring>
 #include <condition_variable>
+#include <cstring>
 #include <deque>
 #include <exception>
 #include <mutex>
@@ -42,7 +42,7 @@ struct Source {
 
 struct Place {
     const Shard* shard;
-    int64_t token;       // of the first input, in the shard's file
+    int64_t token;  // of the first input, in the shard's file
     uint64_t sample_id;
 };
 
@@ -74,9 +74,12 @@ private:
 Loader::Samples::Samples(const std::vector<DataSource>& sources, const LoaderOptions& options) : options_(options) {
     TRIFOLD_ASSERT(options_.seq > 0 && options_.vocab > 0 && options_.micro_batch > 0 && options_.global_batch > 0);
     if (options_.sequence_count == 0) options_.sequence_count = options_.global_batch;
-    TRIFOLD_ASSERT(options_.first_sequence >= 0 && options_.first_sequence + options_.sequence_count <= options_.global_batch);
+    TRIFOLD_ASSERT(options_.first_sequence >= 0 &&
+                   options_.first_sequence + options_.sequence_count <= options_.global_batch);
     TRIFOLD_ASSERT(options_.sequence_count % options_.micro_batch == 0);
-    if (sources.empty()) throw Problem(Exit::usage, fmt::format("{} names no data: give a token file made by `trifold data tokenize`", options_.name));
+    if (sources.empty())
+        throw Problem(Exit::usage, fmt::format("{} names no data: give a token file made by `trifold data tokenize`",
+                                               options_.name));
     int64_t samples = 0;
     for (const DataSource& source : sources) {
         sources_.push_back(open(source));
@@ -87,22 +90,27 @@ Loader::Samples::Samples(const std::vector<DataSource>& sources, const LoaderOpt
 
 Source Loader::Samples::open(const DataSource& from) const {
     if (!(from.weight > 0) || !std::isfinite(from.weight)) {
-        throw Problem(Exit::usage, fmt::format("{}: the weight of {} is {}; weights must be positive numbers", options_.name, from.path, from.weight));
+        throw Problem(Exit::usage, fmt::format("{}: the weight of {} is {}; weights must be positive numbers",
+                                               options_.name, from.path, from.weight));
     }
     Source source{.path = from.path, .weight = from.weight, .shards = {}};
     for (TokenFile& file : open_token_files(from.path)) {
         Shard shard{std::move(file), std::nullopt, source.samples, 0};
         shard.samples = std::max<int64_t>(0, shard.file.tokens() - 1) / options_.seq;
-        if (options_.mask_prompt == PromptMask::on) shard.mask.emplace(mask_path(shard.file.path()), shard.file.tokens());
+        if (options_.mask_prompt == PromptMask::on)
+            shard.mask.emplace(mask_path(shard.file.path()), shard.file.tokens());
         source.samples += shard.samples;
         source.tokens += shard.file.tokens();
         source.shards.push_back(std::move(shard));
     }
     if (source.samples == 0) {
-        throw Problem(Exit::data, fmt::format("{}: {} has {} tokens{}, but one sequence needs {} (train.seq + 1): use more data or a shorter "
-                                              "train.seq", options_.name, from.path, with_commas(source.tokens),
-                                              source.shards.size() > 1 ? fmt::format(" in {} files", source.shards.size()) : "",
-                                              with_commas(options_.seq + 1)));
+        throw Problem(
+            Exit::data,
+            fmt::format("{}: {} has {} tokens{}, but one sequence needs {} (train.seq + 1): use more data or a shorter "
+                        "train.seq",
+                        options_.name, from.path, with_commas(source.tokens),
+                        source.shards.size() > 1 ? fmt::format(" in {} files", source.shards.size()) : "",
+                        with_commas(options_.seq + 1)));
     }
     return source;
 }
@@ -175,9 +183,13 @@ void Loader::Samples::check_ids(const Shard& shard, int64_t first, std::span<con
     for (size_t i = 0; i < ids.size(); ++i) {
         if (static_cast<uint32_t>(ids[i]) < options_.vocab) continue;
         const int64_t token = first + static_cast<int64_t>(i);
-        throw Problem(Exit::data, fmt::format("{}: token {} (byte {}) of {} has the id {}, but the vocabulary has {} ids (model.vocab): the file "
-                                              "was made with another tokenizer, or is damaged", options_.name, token, shard.file.byte_offset(token),
-                                              shard.file.path(), shard.file.at(token), options_.vocab));
+        throw Problem(
+            Exit::data,
+            fmt::format(
+                "{}: token {} (byte {}) of {} has the id {}, but the vocabulary has {} ids (model.vocab): the file "
+                "was made with another tokenizer, or is damaged",
+                options_.name, token, shard.file.byte_offset(token), shard.file.path(), shard.file.at(token),
+                options_.vocab));
     }
 }
 
@@ -196,7 +208,8 @@ void Loader::Samples::append_positions(const Place& place, std::span<const int32
     }
 }
 
-// Keeps two batches ready. The thread starts with the first next(), so a loader that is only asked about its data has none.
+// Keeps two batches ready. The thread starts with the first next(), so a loader that is only asked about its data has
+// none.
 class Loader::ReadAhead {
 public:
     explicit ReadAhead(const Samples& samples) : samples_(samples), blend_(samples.blend()) {}
@@ -259,9 +272,9 @@ private:
     }
 
     const Samples& samples_;
-    Blend blend_;            // of the thread, while there is one
+    Blend blend_;  // of the thread, while there is one
     std::thread thread_;
-    int64_t position_ = 0;   // of the caller
+    int64_t position_ = 0;  // of the caller
     std::mutex mutex_;
     std::condition_variable changed_;
     std::deque<GlobalBatch> ready_;
@@ -314,9 +327,11 @@ std::string Loader::description() const {
     for (const Source& source : samples_->sources()) weights += source.weight;
     for (const Source& source : samples_->sources()) {
         const size_t files = source.shards.size();
-        text += fmt::format("{}{}: {} tokens in {} file{}, {} samples of {} tokens per epoch", text.empty() ? "" : "\n", source.path,
-                            with_commas(source.tokens), files, files == 1 ? "" : "s", with_commas(source.samples), with_commas(samples_->options().seq));
-        if (samples_->sources().size() > 1) text += fmt::format(", {:.4g} % of the blend", 100 * source.weight / weights);
+        text += fmt::format("{}{}: {} tokens in {} file{}, {} samples of {} tokens per epoch", text.empty() ? "" : "\n",
+                            source.path, with_commas(source.tokens), files, files == 1 ? "" : "s",
+                            with_commas(source.samples), with_commas(samples_->options().seq));
+        if (samples_->sources().size() > 1)
+            text += fmt::format(", {:.4g} % of the blend", 100 * source.weight / weights);
     }
     return text;
 }

@@ -17,17 +17,23 @@ constexpr uint64_t version = 1;
 
 }  // namespace
 
-std::string mask_path(const std::string& token_file) { return std::filesystem::path(token_file).replace_extension(".mask").string(); }
+std::string mask_path(const std::string& token_file) {
+    return std::filesystem::path(token_file).replace_extension(".mask").string();
+}
 
 MaskFile::MaskFile(const std::string& path, int64_t tokens)
-    : file_(path, "prompt mask (data.mask_prompt; `trifold data tokenize` makes it from JSONL with prompts or messages)") {
+    : file_(path,
+            "prompt mask (data.mask_prompt; `trifold data tokenize` makes it from JSONL with prompts or messages)") {
     if (file_.bytes() < header_bytes || std::memcmp(file_.at(0), magic, 8) != 0 || file_.load<uint64_t>(8) != version) {
-        throw Problem(Exit::data, fmt::format("{} is not a prompt mask (it must begin with TRIFMASK, version 1)", path));
+        throw Problem(Exit::data,
+                      fmt::format("{} is not a prompt mask (it must begin with TRIFMASK, version 1)", path));
     }
     const auto said = file_.load<uint64_t>(16);
     if (said != static_cast<uint64_t>(tokens) || file_.bytes() != header_bytes + (tokens + 7) / 8) {
-        throw Problem(Exit::data, fmt::format("the prompt mask {} is for {} tokens in {} bytes, but its token file has {}: it "
-                                              "belongs to other data", path, said, file_.bytes(), tokens));
+        throw Problem(Exit::data,
+                      fmt::format("the prompt mask {} is for {} tokens in {} bytes, but its token file has {}: it "
+                                  "belongs to other data",
+                                  path, said, file_.bytes(), tokens));
     }
 }
 

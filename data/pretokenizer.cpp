@@ -83,11 +83,14 @@ Pretokenizer::Pretokenizer(WordPattern pattern) : code_(std::make_unique<Code>()
     const std::string text = for_pcre2(spellings[static_cast<size_t>(pattern)]);
     int error = 0;
     PCRE2_SIZE offset = 0;
-    code_->regex = pcre2_compile(reinterpret_cast<PCRE2_SPTR>(text.data()), text.size(), PCRE2_UTF | PCRE2_UCP, &error, &offset,
-                                 nullptr);
+    code_->regex = pcre2_compile(reinterpret_cast<PCRE2_SPTR>(text.data()), text.size(), PCRE2_UTF | PCRE2_UCP, &error,
+                                 &offset, nullptr);
     if (code_->regex == nullptr) {
-        throw Problem(Exit::data, fmt::format("this machine's PCRE2 refuses the tokenizer's pattern at position {}: {}; PCRE2 10.40 "
-                                              "or newer is needed", offset, message_of(error)));
+        throw Problem(
+            Exit::data,
+            fmt::format("this machine's PCRE2 refuses the tokenizer's pattern at position {}: {}; PCRE2 10.40 "
+                        "or newer is needed",
+                        offset, message_of(error)));
     }
     code_->jit = pcre2_jit_compile(code_->regex, PCRE2_JIT_COMPLETE) == 0;
 }
@@ -120,10 +123,11 @@ bool WordScanner::next(std::string_view& word) {
     if (position_ == text_.size()) return false;
     const auto* subject = reinterpret_cast<PCRE2_SPTR>(text_.data());
     const auto match = match_->code.jit ? pcre2_jit_match : pcre2_match;
-    const int found = match(match_->code.regex, subject, text_.size(), position_, PCRE2_NO_UTF_CHECK, match_->data, match_->context);
+    const int found =
+        match(match_->code.regex, subject, text_.size(), position_, PCRE2_NO_UTF_CHECK, match_->data, match_->context);
     if (found < 0) {
-        throw Problem(Exit::data, fmt::format("the tokenizer's pattern failed at byte {} of {} bytes of text: {}", position_,
-                                              text_.size(), message_of(found)));
+        throw Problem(Exit::data, fmt::format("the tokenizer's pattern failed at byte {} of {} bytes of text: {}",
+                                              position_, text_.size(), message_of(found)));
     }
     // Every code point belongs to some alternative of each pattern, so words leave no gaps.
     const PCRE2_SIZE* bounds = pcre2_get_ovector_pointer(match_->data);
@@ -134,8 +138,8 @@ bool WordScanner::next(std::string_view& word) {
 }
 
 // GPT-2: no word has white space after anything else, so every word ends there.
-// Llama-3, Qwen2: a run of white space up to its last line feed, or punctuation and the line feeds behind it, ends a word,
-// whatever follows. (Not in GPT-2, where a run of white space leaves its last character to the next word.)
+// Llama-3, Qwen2: a run of white space up to its last line feed, or punctuation and the line feeds behind it, ends a
+// word, whatever follows. (Not in GPT-2, where a run of white space leaves its last character to the next word.)
 size_t last_word_break(std::string_view text, WordPattern pattern) {
     for (size_t i = text.size(); i-- > 1;) {
         const std::string_view rest = text.substr(i);

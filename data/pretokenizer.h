@@ -1,8 +1,9 @@
 // data/pretokenizer.h   Cuts text into words before byte-pair merging: the pre-tokenizers of GPT-2, Llama-3 and Qwen2.
 //
 // Results must equal those of the `tokenizers` package, whose patterns run through another engine with its own Unicode
-// tables. So \s is spelt out as the property White_Space (PCRE2's \s has U+180E as well), and \p{L} and \p{N} are extended by
-// what Unicode 15 and 16 added, so that the system's PCRE2 (Unicode 14 in Debian 12) does not change a data set.
+// tables. So \s is spelt out as the property White_Space (PCRE2's \s has U+180E as well), and \p{L} and \p{N} are
+// extended by what Unicode 15 and 16 added, so that the system's PCRE2 (Unicode 14 in Debian 12) does not change a data
+// set.
 #pragma once
 #include <cstddef>
 #include <cstdint>
@@ -15,7 +16,8 @@ namespace trifold {
 
 enum class WordPattern : uint8_t { gpt2, llama3, qwen2 };
 
-// The pattern that a tokenizer.json spells in this way, if we know it. Another spelling is another pattern: it is not guessed.
+// The pattern that a tokenizer.json spells in this way, if we know it. Another spelling is another pattern: it is not
+// guessed.
 std::optional<WordPattern> word_pattern(std::string_view regex);
 
 class Pretokenizer {
@@ -52,8 +54,8 @@ private:
     size_t position_ = 0;
 };
 
-// The last position where `text` can be cut so that the words of both parts are the words of the whole, whatever follows;
-// 0 when there is none that is easily known. Works on any bytes.
+// The last position where `text` can be cut so that the words of both parts are the words of the whole, whatever
+// follows; 0 when there is none that is easily known. Works on any bytes.
 size_t last_word_break(std::string_view text, WordPattern pattern);
 
 }  // namespace trifold

@@ -1,4 +1,5 @@
-// data/sampling.h   Which sample comes when: pure functions of (seed, position), so that nothing has to be saved or exchanged.
+// data/sampling.h   Which sample comes when: pure functions of (seed, position), so that nothing has to be saved or
+// exchanged.
 #pragma once
 #include <cstdint>
 #include <vector>
@@ -8,9 +9,9 @@ namespace trifold {
 // The next hash of a chain; splitmix64's finalizer.
 uint64_t mix(uint64_t value);
 
-// A pseudo-random permutation of [0, n), any n < 2^62, in O(1) memory: a Feistel network on the smallest even number of bits
-// that holds n, walked along its cycle until the value is below n again (4 steps on average at worst).
-// Black and Rogaway, "Ciphers with arbitrary finite domains", 2002.
+// A pseudo-random permutation of [0, n), any n < 2^62, in O(1) memory: a Feistel network on the smallest even number of
+// bits that holds n, walked along its cycle until the value is below n again (4 steps on average at worst). Black and
+// Rogaway, "Ciphers with arbitrary finite domains", 2002.
 class Permutation {
 public:
     Permutation(uint64_t n, uint64_t key);
@@ -22,11 +23,13 @@ private:
     int half_bits_;
 };
 
-// Weighted blending by Megatron's rule (helpers.cpp, build_blending_indices): sample i goes to the source that is furthest
-// behind its share, argmax_d (w_d * max(i, 1) - count_d), the first one of equals. Weights are scaled to sum 1.
+// Weighted blending by Megatron's rule (helpers.cpp, build_blending_indices): sample i goes to the source that is
+// furthest behind its share, argmax_d (w_d * max(i, 1) - count_d), the first one of equals. Weights are scaled to
+// sum 1.
 //
-// The counts before sample i follow from i alone, but only by counting: seek(i) replays from the last of its snapshots, about
-// 2 ns * sources per sample (1 s for 10^8 samples of 5 sources), once when a run resumes. One source costs nothing.
+// The counts before sample i follow from i alone, but only by counting: seek(i) replays from the last of its snapshots,
+// about 2 ns * sources per sample (1 s for 10^8 samples of 5 sources), once when a run resumes. One source costs
+// nothing.
 class Blend {
 public:
     explicit Blend(std::vector<double> weights);

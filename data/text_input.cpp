@@ -41,13 +41,15 @@ void add_file(const fs::path& path, TextKind kind, std::vector<TextFile>& files)
 void add_folder(const fs::path& folder, TextKind kind, std::vector<TextFile>& files) {
     std::vector<fs::path> found;
     try {
-        for (auto entry = fs::recursive_directory_iterator(folder); entry != fs::recursive_directory_iterator(); ++entry) {
+        for (auto entry = fs::recursive_directory_iterator(folder); entry != fs::recursive_directory_iterator();
+             ++entry) {
             const bool hidden = entry->path().filename().string().starts_with('.');
             if (hidden && entry->is_directory()) entry.disable_recursion_pending();
             if (!hidden && entry->is_regular_file()) found.push_back(entry->path());
         }
     } catch (const fs::filesystem_error& error) {
-        throw Problem(Exit::data, fmt::format("cannot read the folder {}: {}", folder.string(), error.code().message()));
+        throw Problem(Exit::data,
+                      fmt::format("cannot read the folder {}: {}", folder.string(), error.code().message()));
     }
     std::sort(found.begin(), found.end());
     for (const fs::path& path : found) add_file(path, kind, files);
@@ -64,7 +66,10 @@ std::vector<TextFile> find_text(const std::vector<std::string>& inputs, TextKind
         if (!fs::exists(status)) throw Problem(Exit::data, fmt::format("there is no file or folder {}", input));
         if (fs::is_directory(status)) {
             add_folder(input, kind, files);
-            if (files.size() == before) throw Problem(Exit::data, fmt::format("the folder {} has no files (names that begin with a dot are left out)", input));
+            if (files.size() == before)
+                throw Problem(
+                    Exit::data,
+                    fmt::format("the folder {} has no files (names that begin with a dot are left out)", input));
         } else {
             add_file(input, kind, files);
         }
@@ -102,13 +107,14 @@ public:
     bool at_end() const { return at_end_; }
     int64_t bytes_on_disk() const { return unpacker_ != nullptr ? ::gzoffset(unpacker_) : read_; }
 
-    // The place behind the next line feed at or after `offset`, or `offset` moved to the beginning of a character when no line
-    // feed is near. Not for packed files.
+    // The place behind the next line feed at or after `offset`, or `offset` moved to the beginning of a character when
+    // no line feed is near. Not for packed files.
     int64_t line_after(int64_t offset) const {
         std::string near(size_t{1} << 16, '\0');
         const ssize_t got = ::pread(descriptor_, near.data(), near.size(), offset);
         near.resize(got > 0 ? static_cast<size_t>(got) : 0);
-        if (const size_t feed = near.find('\n'); feed != std::string::npos) return offset + static_cast<int64_t>(feed) + 1;
+        if (const size_t feed = near.find('\n'); feed != std::string::npos)
+            return offset + static_cast<int64_t>(feed) + 1;
         size_t inside = 0;
         while (inside < near.size() && (static_cast<uint8_t>(near[inside]) & 0xC0) == 0x80) ++inside;
         return offset + static_cast<int64_t>(inside);
@@ -131,7 +137,8 @@ private:
         int code = Z_OK;
         const char* message = ::gzerror(unpacker_, &code);
         if (got < 0 || code == Z_BUF_ERROR) {  // Z_BUF_ERROR: the file ends too early
-            throw Problem(Exit::data, fmt::format("cannot unpack {}: it is damaged or cut off ({})", file.path, message));
+            throw Problem(Exit::data,
+                          fmt::format("cannot unpack {}: it is damaged or cut off ({})", file.path, message));
         }
         at_end_ = got == 0;
         return static_cast<size_t>(got);
@@ -202,7 +209,13 @@ bool ChunkReader::next_text(TextChunk& chunk) {
     const bool before_tail = offset_ < tail_;
     const size_t cut = read_to_cut(before_tail ? tail_ : std::numeric_limits<int64_t>::max());
     const bool ends = cut == 0;
-    chunk = {&source_->file, pending_.substr(0, ends ? pending_.size() : cut), offset_, 1, document_, Part::by_number, begins_, ends};
+    chunk = {.file = &source_->file,
+             .text = pending_.substr(0, ends ? pending_.size() : cut),
+             .offset = offset_,
+             .first_document = document_,
+             .part = Part::by_number,
+             .begins_document = begins_,
+             .ends_document = ends};
     if (tail_ >= 0) chunk.part = before_tail ? Part::train : Part::validation;
     pending_.erase(0, chunk.text.size());
     offset_ += std::ssize(chunk.text);
@@ -225,7 +238,12 @@ bool ChunkReader::next_lines(TextChunk& chunk) {
         cut = feed == std::string::npos ? 0 : feed + 1;
     }
     if (cut == 0) return false;
-    chunk = {&source_->file, pending_.substr(0, cut), offset_, line_, document_, Part::by_number, true, true};
+    chunk = {.file = &source_->file,
+             .text = pending_.substr(0, cut),
+             .offset = offset_,
+             .first_line = line_,
+             .first_document = document_,
+             .part = Part::by_number};
     pending_.erase(0, cut);
     offset_ += std::ssize(chunk.text);
     const int64_t lines = std::count(chunk.text.begin(), chunk.text.end(), '\n') + (chunk.text.back() != '\n');

@@ -1,7 +1,7 @@
 // data/text_input.h   The text that `trifold data tokenize` reads, in chunks that can be encoded apart from each other.
 //
-// A text file is one document, a line of a JSONL file is one. Chunks depend on the input and the tokenizer alone, never on the
-// number of threads. Files whose names end in .gz or .dz are unpacked on the way.
+// A text file is one document, a line of a JSONL file is one. Chunks depend on the input and the tokenizer alone, never
+// on the number of threads. Files whose names end in .gz or .dz are unpacked on the way.
 #pragma once
 #include <cstdint>
 #include <memory>
@@ -12,7 +12,11 @@
 
 namespace trifold {
 
-enum class TextKind : uint8_t { by_name, text, jsonl };  // by_name: .jsonl and .ndjson (with .gz) are JSONL, others text
+enum class TextKind : uint8_t {
+    by_name,
+    text,
+    jsonl
+};  // by_name: .jsonl and .ndjson (with .gz) are JSONL, others text
 
 struct TextFile {
     std::string path;
@@ -28,17 +32,18 @@ enum class Part : uint8_t { train, validation, by_number };
 
 struct TextChunk {
     const TextFile* file = nullptr;
-    std::string text;
-    int64_t offset = 0;           // of the text in its (unpacked) file, in bytes
-    int64_t first_line = 1;       // JSONL
-    int64_t first_document = 0;   // number of its first document, counted over all files
+    std::string text{};
+    int64_t offset = 0;          // of the text in its (unpacked) file, in bytes
+    int64_t first_line = 1;      // JSONL
+    int64_t first_document = 0;  // number of its first document, counted over all files
     Part part = Part::train;
     bool begins_document = true, ends_document = true;  // text
 };
 
 struct ChunkOptions {
-    // Share of the text for validation, 0 <= share < 1. Documents go there evenly spread, by their number. A text file of at
-    // least `large_file` bytes, or one that is alone, gives its end instead, so that both parts have something of it.
+    // Share of the text for validation, 0 <= share < 1. Documents go there evenly spread, by their number. A text file
+    // of at least `large_file` bytes, or one that is alone, gives its end instead, so that both parts have something of
+    // it.
     double validation = 0;
     int64_t large_file = int64_t{1} << 20;
     int64_t chunk_bytes = int64_t{1} << 20;
@@ -67,12 +72,12 @@ private:
     ChunkOptions options_;
     std::unique_ptr<Source> source_;  // the file being read
     size_t next_file_ = 0;
-    std::string pending_;             // read, not given out
-    int64_t offset_ = 0;              // of pending_ in the file
+    std::string pending_;  // read, not given out
+    int64_t offset_ = 0;   // of pending_ in the file
     int64_t line_ = 1, document_ = 0;
-    int64_t tail_ = -1;               // where the file's validation part begins; -1: it has none
-    bool begins_ = true;              // the next chunk begins a document
-    bool text_done_ = false;          // the last document of a text file was given out
+    int64_t tail_ = -1;       // where the file's validation part begins; -1: it has none
+    bool begins_ = true;      // the next chunk begins a document
+    bool text_done_ = false;  // the last document of a text file was given out
     int64_t finished_bytes_ = 0;
 };
 

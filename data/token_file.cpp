@@ -26,14 +26,16 @@ std::string without(const std::string& path, std::string_view ending) {
     return path.ends_with(ending) ? path.substr(0, path.size() - ending.size()) : path;
 }
 
-template <class T> void widen(const std::byte* from, std::span<int32_t> out) {
+template <class T>
+void widen(const std::byte* from, std::span<int32_t> out) {
     for (size_t i = 0; i < out.size(); ++i) {
         T id;
         std::memcpy(&id, from + i * sizeof(T), sizeof(T));
         if constexpr (sizeof(T) < 4 || std::is_same_v<T, int32_t>) {
             out[i] = id;
         } else {
-            out[i] = static_cast<int32_t>(std::clamp<int64_t>(id, std::numeric_limits<int32_t>::min(), std::numeric_limits<int32_t>::max()));
+            out[i] = static_cast<int32_t>(
+                std::clamp<int64_t>(id, std::numeric_limits<int32_t>::min(), std::numeric_limits<int32_t>::max()));
         }
     }
 }
@@ -44,23 +46,37 @@ const char* name_of(TokenFormat format) { return format == TokenFormat::llmc ? "
 
 int64_t size_of(TokenType type) {
     switch (type) {
-        case TokenType::u8: case TokenType::i8: return 1;
-        case TokenType::i16: case TokenType::u16: return 2;
-        case TokenType::i32: case TokenType::u32: return 4;
-        case TokenType::i64: return 8;
+        case TokenType::u8:
+        case TokenType::i8:
+            return 1;
+        case TokenType::i16:
+        case TokenType::u16:
+            return 2;
+        case TokenType::i32:
+        case TokenType::u32:
+            return 4;
+        case TokenType::i64:
+            return 8;
     }
     return 0;
 }
 
 const char* name_of(TokenType type) {
     switch (type) {
-        case TokenType::u8: return "uint8";
-        case TokenType::i8: return "int8";
-        case TokenType::i16: return "int16";
-        case TokenType::u16: return "uint16";
-        case TokenType::i32: return "int32";
-        case TokenType::u32: return "uint32";
-        case TokenType::i64: return "int64";
+        case TokenType::u8:
+            return "uint8";
+        case TokenType::i8:
+            return "int8";
+        case TokenType::i16:
+            return "int16";
+        case TokenType::u16:
+            return "uint16";
+        case TokenType::i32:
+            return "int32";
+        case TokenType::u32:
+            return "uint32";
+        case TokenType::i64:
+            return "int64";
     }
     return "?";
 }
@@ -74,11 +90,13 @@ TokenFile::Names TokenFile::find(const std::string& path) {
     }
     std::error_code ignored;
     if (fs::is_directory(path, ignored)) {
-        throw Problem(Exit::data, fmt::format("{} is a folder; name the token files in it, such as '{}/*.bin'", path, without(path, "/")));
+        throw Problem(Exit::data, fmt::format("{} is a folder; name the token files in it, such as '{}/*.bin'", path,
+                                              without(path, "/")));
     }
     if (is_file(path)) return {path, ""};
     if (is_file(prefix + ".bin")) return {prefix + ".bin", ""};
-    throw Problem(Exit::data, fmt::format("there is no token file {}; text is made into one by `trifold data tokenize`", path));
+    throw Problem(Exit::data,
+                  fmt::format("there is no token file {}; text is made into one by `trifold data tokenize`", path));
 }
 
 TokenFile::TokenFile(const std::string& path) : TokenFile(find(path)) {}
@@ -102,8 +120,11 @@ void TokenFile::open_llmc() {
     const int32_t magic = bin_.bytes() >= 4 ? bin_.load<int32_t>(0) : 0;
     if (magic == 20240522) refuse(path, "is an llm.c evaluation set (magic 20240522), not a stream of tokens");
     if (magic != LlmcHeader::magic_u16 && magic != LlmcHeader::magic_u32) {
-        refuse(path, fmt::format("begins with {:#010x}, which is not llm.c's magic (20240520 or 20240801), and has no .idx beside it "
-                                 "(Megatron); text is made into tokens by `trifold data tokenize`", static_cast<uint32_t>(magic)));
+        refuse(path,
+               fmt::format(
+                   "begins with {:#010x}, which is not llm.c's magic (20240520 or 20240801), and has no .idx beside it "
+                   "(Megatron); text is made into tokens by `trifold data tokenize`",
+                   static_cast<uint32_t>(magic)));
     }
     if (bin_.bytes() < LlmcHeader::bytes) {
         refuse(path, fmt::format("is cut off: {} bytes, but the header alone has {}", bin_.bytes(), LlmcHeader::bytes));
@@ -111,15 +132,20 @@ void TokenFile::open_llmc() {
     const bool wide = magic == LlmcHeader::magic_u32;
     type_ = wide ? TokenType::u32 : TokenType::u16;
     const int32_t version = bin_.load<int32_t>(4), wanted = wide ? LlmcHeader::version_u32 : LlmcHeader::version_u16;
-    if (version != wanted) refuse(path, fmt::format("has version {}; with magic {} it must be {}", version, magic, wanted));
+    if (version != wanted)
+        refuse(path, fmt::format("has version {}; with magic {} it must be {}", version, magic, wanted));
     tokens_ = bin_.load<int32_t>(8);
-    if (tokens_ < 0) refuse(path, fmt::format("claims {} tokens: its writer overflowed 32 bits; write smaller files", tokens_));
+    if (tokens_ < 0)
+        refuse(path, fmt::format("claims {} tokens: its writer overflowed 32 bits; write smaller files", tokens_));
     first_byte_ = LlmcHeader::bytes;
     const int64_t body = bin_.bytes() - LlmcHeader::bytes;
-    if (body % size_of(type_) != 0) refuse(path, fmt::format("has {} bytes of tokens, not a multiple of {} ({})", body, size_of(type_), name_of(type_)));
+    if (body % size_of(type_) != 0)
+        refuse(path,
+               fmt::format("has {} bytes of tokens, not a multiple of {} ({})", body, size_of(type_), name_of(type_)));
     if (body != tokens_ * size_of(type_)) {
-        refuse(path, fmt::format("claims {} tokens, which makes {} bytes, but it has {}: cut off, or still being written", tokens_,
-                                 LlmcHeader::bytes + tokens_ * size_of(type_), bin_.bytes()));
+        refuse(path,
+               fmt::format("claims {} tokens, which makes {} bytes, but it has {}: cut off, or still being written",
+                           tokens_, LlmcHeader::bytes + tokens_ * size_of(type_), bin_.bytes()));
     }
 }
 
@@ -128,12 +154,17 @@ void TokenFile::open_megatron() {
     const int64_t bytes = index_->bytes();
     if (bytes == 0) refuse(path, "is empty");
     if (bytes < MegatronIndex::header_bytes) {
-        refuse(path, fmt::format("is cut off: {} bytes, but the header alone has {}", bytes, MegatronIndex::header_bytes));
+        refuse(path,
+               fmt::format("is cut off: {} bytes, but the header alone has {}", bytes, MegatronIndex::header_bytes));
     }
-    if (std::memcmp(index_->at(0), MegatronIndex::magic, MegatronIndex::magic_bytes) != 0) refuse(path, "does not begin with MMIDIDX: it is no Megatron index");
-    if (const auto version = index_->load<uint64_t>(9); version != MegatronIndex::version) refuse(path, fmt::format("has version {}; only 1 is known", version));
+    if (std::memcmp(index_->at(0), MegatronIndex::magic, MegatronIndex::magic_bytes) != 0)
+        refuse(path, "does not begin with MMIDIDX: it is no Megatron index");
+    if (const auto version = index_->load<uint64_t>(9); version != MegatronIndex::version)
+        refuse(path, fmt::format("has version {}; only 1 is known", version));
     const auto code = index_->load<uint8_t>(17);
-    if (code == 6 || code == 7) refuse(path, fmt::format("says that its tokens are {} (type code {}); tokens are whole numbers", code == 6 ? "float64" : "float32", code));
+    if (code == 6 || code == 7)
+        refuse(path, fmt::format("says that its tokens are {} (type code {}); tokens are whole numbers",
+                                 code == 6 ? "float64" : "float32", code));
     if (code == 0 || code > 8) refuse(path, fmt::format("has the unknown type code {}", code));
     type_ = static_cast<TokenType>(code);
     const auto sequences = index_->load<uint64_t>(18), entries = index_->load<uint64_t>(26);
@@ -141,16 +172,21 @@ void TokenFile::open_megatron() {
     const auto limit = static_cast<uint64_t>(bytes);
     const bool fits = sequences <= limit / 12 && entries <= limit / 8;
     const uint64_t wanted = MegatronIndex::header_bytes + 12 * sequences + 8 * entries;
-    if (fits && wanted + sequences == limit && sequences > 0) refuse(path, "lists modes of its sequences: multi-modal data is not supported");
+    if (fits && wanted + sequences == limit && sequences > 0)
+        refuse(path, "lists modes of its sequences: multi-modal data is not supported");
     if (!fits || wanted != limit) {
-        refuse(path, fmt::format("claims {} sequences and {} document entries, which does not make its {} bytes: cut off, or still being "
-                                 "written", sequences, entries, bytes));
+        refuse(path, fmt::format("claims {} sequences and {} document entries, which does not make its {} bytes: cut "
+                                 "off, or still being "
+                                 "written",
+                                 sequences, entries, bytes));
     }
     sequences_ = static_cast<int64_t>(sequences);
     document_entries_ = static_cast<int64_t>(entries);
     offsets_at_ = MegatronIndex::header_bytes + 4 * sequences_;
     documents_at_ = offsets_at_ + 8 * sequences_;
-    if (bin_.bytes() % size_of(type_) != 0) refuse(bin_.path(), fmt::format("has {} bytes, not a multiple of {} ({})", bin_.bytes(), size_of(type_), name_of(type_)));
+    if (bin_.bytes() % size_of(type_) != 0)
+        refuse(bin_.path(),
+               fmt::format("has {} bytes, not a multiple of {} ({})", bin_.bytes(), size_of(type_), name_of(type_)));
     tokens_ = bin_.bytes() / size_of(type_);
     check_sequences();
     check_documents();
@@ -164,17 +200,22 @@ void TokenFile::check_sequences() const {
         const auto offset = index_->load<int64_t>(offsets_at_ + 8 * s);
         if (length < 0) refuse(index_->path(), fmt::format("gives sequence {} the length {}", s, length));
         if (offset < 0 || offset > bin_.bytes() || length * size_of(type_) > bin_.bytes() - offset) {
-            refuse(index_->path(), fmt::format("points beyond {}: sequence {} has {} tokens at byte {}, the file has {} bytes", bin_.path(), s,
-                                               length, offset, bin_.bytes()));
+            refuse(index_->path(),
+                   fmt::format("points beyond {}: sequence {} has {} tokens at byte {}, the file has {} bytes",
+                               bin_.path(), s, length, offset, bin_.bytes()));
         }
         if (offset != end) {
-            refuse(index_->path(), fmt::format("puts sequence {} at byte {}, but the one before ends at {}: gaps and other orders are not "
-                                               "supported", s, offset, end));
+            refuse(
+                index_->path(),
+                fmt::format("puts sequence {} at byte {}, but the one before ends at {}: gaps and other orders are not "
+                            "supported",
+                            s, offset, end));
         }
         end = offset + length * size_of(type_);
     }
     if (end != bin_.bytes()) {
-        refuse(index_->path(), fmt::format("covers {} bytes of {}, which has {}: they do not belong together", end, bin_.path(), bin_.bytes()));
+        refuse(index_->path(), fmt::format("covers {} bytes of {}, which has {}: they do not belong together", end,
+                                           bin_.path(), bin_.bytes()));
     }
 }
 
@@ -183,11 +224,13 @@ void TokenFile::check_documents() const {
     for (int64_t d = 0; d < document_entries_; ++d) {
         const auto sequence = index_->load<int64_t>(documents_at_ + 8 * d);
         if (sequence < before || sequence > sequences_ || (d == 0 && sequence != 0)) {
-            refuse(index_->path(), fmt::format("lets document {} begin with sequence {}, after {} and of {} sequences", d, sequence, before, sequences_));
+            refuse(index_->path(), fmt::format("lets document {} begin with sequence {}, after {} and of {} sequences",
+                                               d, sequence, before, sequences_));
         }
         before = sequence;
     }
-    if (before != sequences_) refuse(index_->path(), fmt::format("lists documents up to sequence {} of {}", before, sequences_));
+    if (before != sequences_)
+        refuse(index_->path(), fmt::format("lists documents up to sequence {} of {}", before, sequences_));
 }
 
 std::optional<int64_t> TokenFile::listed_documents() const {
@@ -217,13 +260,20 @@ void TokenFile::read(int64_t first, std::span<int32_t> out) const {
     TRIFOLD_ASSERT(first >= 0 && first + std::ssize(out) <= tokens_);
     const std::byte* from = bin_.at(byte_offset(first));
     switch (type_) {
-        case TokenType::u8: return widen<uint8_t>(from, out);
-        case TokenType::i8: return widen<int8_t>(from, out);
-        case TokenType::i16: return widen<int16_t>(from, out);
-        case TokenType::u16: return widen<uint16_t>(from, out);
-        case TokenType::i32: return widen<int32_t>(from, out);
-        case TokenType::u32: return widen<uint32_t>(from, out);
-        case TokenType::i64: return widen<int64_t>(from, out);
+        case TokenType::u8:
+            return widen<uint8_t>(from, out);
+        case TokenType::i8:
+            return widen<int8_t>(from, out);
+        case TokenType::i16:
+            return widen<int16_t>(from, out);
+        case TokenType::u16:
+            return widen<uint16_t>(from, out);
+        case TokenType::i32:
+            return widen<int32_t>(from, out);
+        case TokenType::u32:
+            return widen<uint32_t>(from, out);
+        case TokenType::i64:
+            return widen<int64_t>(from, out);
     }
 }
 

@@ -16,12 +16,14 @@ namespace {
 
 constexpr int64_t max_sequence = std::numeric_limits<int32_t>::max();  // lengths in .idx are int32
 
-template <class T> void write_as(StreamedFile& file, std::span<const int32_t> ids) {
+template <class T>
+void write_as(StreamedFile& file, std::span<const int32_t> ids) {
     std::array<T, 4096> block;
     while (!ids.empty()) {
         const size_t some = std::min(ids.size(), block.size());
         for (size_t i = 0; i < some; ++i) {
-            TRIFOLD_ASSERT(ids[i] >= 0 && static_cast<int64_t>(ids[i]) <= static_cast<int64_t>(std::numeric_limits<T>::max()));
+            TRIFOLD_ASSERT(ids[i] >= 0 &&
+                           static_cast<int64_t>(ids[i]) <= static_cast<int64_t>(std::numeric_limits<T>::max()));
             block[i] = static_cast<T>(ids[i]);
         }
         file.write(block.data(), static_cast<int64_t>(some * sizeof(T)));
@@ -50,8 +52,11 @@ void TokenWriter::refuse_older_shards() const {
     for (int s = 0; s < 2; ++s) {
         const std::string older = fmt::format("{}_{:06}.bin", options_.prefix, s);
         if (std::filesystem::exists(older)) {
-            throw Problem(Exit::data, fmt::format("{} exists and looks like a shard of an earlier output of this name; move it away, or "
-                                                  "choose another --out", older));
+            throw Problem(
+                Exit::data,
+                fmt::format("{} exists and looks like a shard of an earlier output of this name; move it away, or "
+                            "choose another --out",
+                            older));
         }
     }
 }
@@ -63,7 +68,8 @@ std::string TokenWriter::shard_name(size_t shard) const {
 void TokenWriter::open_shard() {
     Shard shard;
     // The first shard may turn out to be the only one, so its temporary name is PREFIX.bin.tmp in any case.
-    const std::string name = shards_.empty() ? options_.prefix : fmt::format("{}_{:06}", options_.prefix, shards_.size());
+    const std::string name =
+        shards_.empty() ? options_.prefix : fmt::format("{}_{:06}", options_.prefix, shards_.size());
     shard.bin = std::make_unique<StreamedFile>(name + ".bin");
     if (options_.mask) shard.mask = std::make_unique<MaskWriter>(name + ".mask");
     if (options_.format == TokenFormat::llmc) {
@@ -114,10 +120,14 @@ void TokenWriter::append(std::span<const int32_t> ids, std::span<const uint8_t> 
 void TokenWriter::write_ids(std::span<const int32_t> ids) {
     StreamedFile& file = *shards_.back().bin;
     switch (options_.type) {
-        case TokenType::u16: return write_as<uint16_t>(file, ids);
-        case TokenType::u32: return write_as<uint32_t>(file, ids);
-        case TokenType::i32: return write_as<int32_t>(file, ids);
-        default: TRIFOLD_ASSERT(!"a type that is read, but never written");
+        case TokenType::u16:
+            return write_as<uint16_t>(file, ids);
+        case TokenType::u32:
+            return write_as<uint32_t>(file, ids);
+        case TokenType::i32:
+            return write_as<int32_t>(file, ids);
+        default:
+            TRIFOLD_ASSERT(!"a type that is read, but never written");
     }
 }
 

@@ -1,7 +1,9 @@
-// data/token_writer.h   Streams tokens into PREFIX.bin (llm.c) or PREFIX.bin and PREFIX.idx (Megatron), with PREFIX.mask on demand.
+// data/token_writer.h   Streams tokens into PREFIX.bin (llm.c) or PREFIX.bin and PREFIX.idx (Megatron), with
+// PREFIX.mask on demand.
 //
 // An llm.c file holds at most 2^31 - 1 tokens, because its header counts in 32 bits. Longer output becomes shards
-// PREFIX_000000.bin, PREFIX_000001.bin ... which a glob (PREFIX_*.bin) reads as one. Nothing has its final name before commit().
+// PREFIX_000000.bin, PREFIX_000001.bin ... which a glob (PREFIX_*.bin) reads as one. Nothing has its final name before
+// commit().
 #pragma once
 #include <cstdint>
 #include <memory>
@@ -35,7 +37,8 @@ public:
     void end_document();
     // Everything is on the disk, under temporary names. Closes a document that was left open.
     void finish();
-    // Gives the files their names. What had them is replaced; an .idx or .mask that does not belong to the new .bin disappears.
+    // Gives the files their names. What had them is replaced; an .idx or .mask that does not belong to the new .bin
+    // disappears.
     void commit();
 
     int64_t tokens() const { return tokens_; }
@@ -62,10 +65,10 @@ private:
     WriterOptions options_;
     std::vector<Shard> shards_;
     std::unique_ptr<StreamedFile> index_;
-    std::vector<int32_t> sequence_tokens_;      // Megatron
+    std::vector<int32_t> sequence_tokens_;  // Megatron
     std::vector<int64_t> document_sequences_{0};
-    int64_t open_sequence_ = 0;                 // tokens of the sequence that is not closed yet
-    int64_t open_document_ = 0;                 // tokens of the document that is not closed yet
+    int64_t open_sequence_ = 0;  // tokens of the sequence that is not closed yet
+    int64_t open_document_ = 0;  // tokens of the document that is not closed yet
     int64_t tokens_ = 0, documents_ = 0, prompt_tokens_ = 0;
 };
 

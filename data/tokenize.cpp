@@ -26,11 +26,11 @@ namespace {
 // The documents of one chunk that go to one output.
 struct Encoded {
     std::vector<int32_t> ids;
-    std::vector<uint8_t> prompt;          // one per id, or empty: none of them is prompt
-    std::vector<int64_t> document_ends;   // positions in ids
+    std::vector<uint8_t> prompt;         // one per id, or empty: none of them is prompt
+    std::vector<int64_t> document_ends;  // positions in ids
 };
 struct EncodedChunk {
-    std::array<Encoded, 2> part;          // train, validation
+    std::array<Encoded, 2> part;  // train, validation
     int64_t empty_documents = 0;
 };
 
@@ -38,7 +38,11 @@ struct EncodedChunk {
 class ChunkEncoder {
 public:
     ChunkEncoder(const Tokenizer& tokenizer, const TokenizeOptions& options, double validation)
-        : tokenizer_(tokenizer), encoder_(tokenizer), options_(options), validation_(validation), end_(tokenizer.end_of_document()) {}
+        : tokenizer_(tokenizer),
+          encoder_(tokenizer),
+          options_(options),
+          validation_(validation),
+          end_(tokenizer.end_of_document()) {}
 
     EncodedChunk encode(const TextChunk& chunk) {
         EncodedChunk out;
@@ -48,7 +52,8 @@ public:
 
 private:
     Encoded& part_of(Part part, int64_t document, EncodedChunk& out) const {
-        const bool validation = part == Part::validation || (part == Part::by_number && is_validation_document(document, validation_));
+        const bool validation =
+            part == Part::validation || (part == Part::by_number && is_validation_document(document, validation_));
         return out.part[validation ? 1 : 0];
     }
 
@@ -70,15 +75,19 @@ private:
     void check_utf8(const TextChunk& chunk) const {
         const size_t bad = invalid_utf8(chunk.text);
         if (bad == std::string::npos) return;
-        throw Problem(Exit::data, fmt::format("{} is not UTF-8 at byte offset {} (0x{:02x}); convert the file, or take the byte tokenizer, which "
-                                              "takes any input", chunk.file->path, chunk.offset + static_cast<int64_t>(bad),
-                                              static_cast<uint8_t>(chunk.text[bad])));
+        throw Problem(
+            Exit::data,
+            fmt::format(
+                "{} is not UTF-8 at byte offset {} (0x{:02x}); convert the file, or take the byte tokenizer, which "
+                "takes any input",
+                chunk.file->path, chunk.offset + static_cast<int64_t>(bad), static_cast<uint8_t>(chunk.text[bad])));
     }
 
     void encode_lines(const TextChunk& chunk, EncodedChunk& out) {
         if (const size_t bad = invalid_utf8(chunk.text); bad != std::string::npos) {
-            throw Problem(Exit::data, fmt::format("{} is not UTF-8 at byte offset {} (0x{:02x}); JSON must be UTF-8", chunk.file->path,
-                                                  chunk.offset + static_cast<int64_t>(bad), static_cast<uint8_t>(chunk.text[bad])));
+            throw Problem(Exit::data, fmt::format("{} is not UTF-8 at byte offset {} (0x{:02x}); JSON must be UTF-8",
+                                                  chunk.file->path, chunk.offset + static_cast<int64_t>(bad),
+                                                  static_cast<uint8_t>(chunk.text[bad])));
         }
         int64_t number = 0;
         for (size_t begin = 0; begin < chunk.text.size(); ++number) {
@@ -89,18 +98,21 @@ private:
             try {
                 encode_document(line, part_of(chunk.part, chunk.first_document + number, out), out);
             } catch (const Problem& problem) {
-                throw Problem(problem.code(), fmt::format("{} line {}: {}", chunk.file->path, chunk.first_line + number, problem.what()));
+                throw Problem(problem.code(), fmt::format("{} line {}: {}", chunk.file->path, chunk.first_line + number,
+                                                          problem.what()));
             }
         }
     }
 
     void encode_document(std::string_view line, Encoded& part, EncodedChunk& out) {
-        const std::vector<Segment> segments = parse_json_document(line, tokenizer_, {options_.text_key, options_.special});
+        const std::vector<Segment> segments =
+            parse_json_document(line, tokenizer_, {options_.text_key, options_.special});
         if (segments.empty()) {
             ++out.empty_documents;
             return;
         }
-        const bool has_prompt = std::any_of(segments.begin(), segments.end(), [](const Segment& s) { return s.prompt; });
+        const bool has_prompt =
+            std::any_of(segments.begin(), segments.end(), [](const Segment& s) { return s.prompt; });
         if (has_prompt) part.prompt.resize(part.ids.size(), 0);
         const auto close = [&](bool prompt) {
             if (has_prompt || !part.prompt.empty()) part.prompt.resize(part.ids.size(), prompt ? 1 : 0);
@@ -127,7 +139,8 @@ private:
 class Workers {
 public:
     Workers(int threads, const std::function<std::unique_ptr<ChunkEncoder>()>& make_encoder) {
-        for (int t = 0; t < threads; ++t) threads_.emplace_back([this, encoder = std::shared_ptr<ChunkEncoder>(make_encoder())] { work(*encoder); });
+        for (int t = 0; t < threads; ++t)
+            threads_.emplace_back([this, encoder = std::shared_ptr<ChunkEncoder>(make_encoder())] { work(*encoder); });
     }
     ~Workers() {
         {
@@ -189,10 +202,14 @@ void write(const Encoded& encoded, TokenWriter& writer) {
 double validation_share(const TokenizeOptions& options, int64_t total_bytes) {
     const double wanted = options.validation;
     const double share = wanted < 1 ? wanted : wanted / static_cast<double>(std::max<int64_t>(total_bytes, 1));
-    if (!(share >= 0)) throw Problem(Exit::usage, fmt::format("--val {} is neither a share of the text nor a number of bytes", wanted));
+    if (!(share >= 0))
+        throw Problem(Exit::usage,
+                      fmt::format("--val {} is neither a share of the text nor a number of bytes", wanted));
     if (share >= 1) {
-        throw Problem(Exit::usage, fmt::format("--val {} of {} bytes of text leaves nothing to train on: give a share below 1, or fewer bytes", wanted,
-                                               with_commas(total_bytes)));
+        throw Problem(
+            Exit::usage,
+            fmt::format("--val {} of {} bytes of text leaves nothing to train on: give a share below 1, or fewer bytes",
+                        wanted, with_commas(total_bytes)));
     }
     return share;
 }
@@ -202,7 +219,8 @@ std::vector<std::unique_ptr<TokenWriter>> make_writers(const TokenizeOptions& op
     if (options.validation > 0) prefixes = {options.prefix + "_train", options.prefix + "_val"};
     std::vector<std::unique_ptr<TokenWriter>> writers;
     for (const std::string& prefix : prefixes) {
-        writers.push_back(std::make_unique<TokenWriter>(WriterOptions{prefix, options.format, type, options.shard_tokens, mask}));
+        writers.push_back(
+            std::make_unique<TokenWriter>(WriterOptions{prefix, options.format, type, options.shard_tokens, mask}));
     }
     return writers;
 }
@@ -212,8 +230,11 @@ void check_parts(const TokenizeOptions& options, const std::vector<std::unique_p
         throw Problem(Exit::data, fmt::format("there is no text in {}", join_words(options.inputs)));
     }
     if (writers.size() > 1 && writers[1]->tokens() == 0) {
-        throw Problem(Exit::data, fmt::format("--val {} gives no document to the validation part: {} documents are too few; give a larger share",
-                                              options.validation, writers[0]->documents()));
+        throw Problem(
+            Exit::data,
+            fmt::format(
+                "--val {} gives no document to the validation part: {} documents are too few; give a larger share",
+                options.validation, writers[0]->documents()));
     }
 }
 
@@ -254,8 +275,11 @@ TokenizeResult tokenize(const TokenizeOptions& options, const std::function<void
     for (const auto& writer : writers) writer->finish();
     for (const auto& writer : writers) writer->commit();
     for (size_t p = 0; p < writers.size(); ++p) {
-        result.outputs.push_back({writers.size() == 1 ? "" : p == 0 ? "train" : "val", writers[p]->files(), writers[p]->tokens(),
-                                  writers[p]->documents(), writers[p]->prompt_tokens()});
+        result.outputs.push_back({writers.size() == 1 ? ""
+                                  : p == 0            ? "train"
+                                                      : "val",
+                                  writers[p]->files(), writers[p]->tokens(), writers[p]->documents(),
+                                  writers[p]->prompt_tokens()});
     }
     result.input_files = std::ssize(files);
     result.input_bytes = state.bytes_total;

@@ -1,10 +1,10 @@
 // data/tokenize.h   Text files, folders and JSONL -> token files, streaming and on all cores: `trifold data tokenize`.
 //
-// The calling thread reads chunks and writes results in the order of the chunks; worker threads encode. At most 4 chunks per
-// thread are under way. The output does not depend on the number of threads.
+// The calling thread reads chunks and writes results in the order of the chunks; worker threads encode. At most 4
+// chunks per thread are under way. The output does not depend on the number of threads.
 //
-// Each document is the tokenizer's prefix (none, or Llama-3's <|begin_of_text|>), its text, and the end-of-document id. Empty
-// documents are left out and counted.
+// Each document is the tokenizer's prefix (none, or Llama-3's <|begin_of_text|>), its text, and the end-of-document id.
+// Empty documents are left out and counted.
 #pragma once
 #include <cstdint>
 #include <functional>
@@ -20,14 +20,14 @@ struct TokenizeOptions {
     std::vector<std::string> inputs{};
     TextKind kind = TextKind::by_name;
     std::string tokenizer = "bytes";
-    std::string end_of_document{};       // a token; empty: the tokenizer's own
-    std::string prefix{};                // PREFIX.bin ..., or PREFIX_train.bin and PREFIX_val.bin with a validation part
+    std::string end_of_document{};  // a token; empty: the tokenizer's own
+    std::string prefix{};           // PREFIX.bin ..., or PREFIX_train.bin and PREFIX_val.bin with a validation part
     TokenFormat format = TokenFormat::llmc;
-    double validation = 0;               // below 1: share of the text; from 1 on: bytes of the text; 0: no validation part
+    double validation = 0;  // below 1: share of the text; from 1 on: bytes of the text; 0: no validation part
     SpecialText special = SpecialText::match;
-    std::string text_key = "text";       // JSONL
+    std::string text_key = "text";  // JSONL
     int64_t shard_tokens = LlmcHeader::max_tokens;
-    int threads = 0;                     // 0: usable_cpus()
+    int threads = 0;  // 0: usable_cpus()
     int64_t chunk_bytes = int64_t{1} << 20;
 };
 
@@ -37,7 +37,7 @@ struct TokenizeProgress {
 };
 
 struct TokenizeOutput {
-    std::string part;                    // "", "train" or "val"
+    std::string part;  // "", "train" or "val"
     std::vector<std::string> files;
     int64_t tokens = 0, documents = 0, prompt_tokens = 0;
 };
@@ -51,6 +51,7 @@ struct TokenizeResult {
 };
 
 // `progress` is called from the calling thread, often. Nothing is left behind when a Problem is thrown.
-TokenizeResult tokenize(const TokenizeOptions& options, const std::function<void(const TokenizeProgress&)>& progress = {});
+TokenizeResult tokenize(const TokenizeOptions& options,
+                        const std::function<void(const TokenizeProgress&)>& progress = {});
 
 }  // namespace trifold

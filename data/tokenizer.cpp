@@ -1,5 +1,5 @@
-// data/tokenizer.cpp   The order of the rules is that of the package: added tokens in the raw text, normalization, added tokens
-// in the normalized text, prefix space, words, merges.
+// data/tokenizer.cpp   The order of the rules is that of the package: added tokens in the raw text, normalization,
+// added tokens in the normalized text, prefix space, words, merges.
 #include "data/tokenizer.h"
 
 #include <fmt/format.h>
@@ -81,7 +81,8 @@ int32_t Tokenizer::Tables::choose_end(const std::string& wanted, const std::vect
     if (!wanted.empty()) {
         const int32_t id = id_of(wanted);
         if (id < 0) {
-            throw Problem(Exit::data, fmt::format("tokenizer {} has no added token \"{}\" to end documents with", name, wanted));
+            throw Problem(Exit::data,
+                          fmt::format("tokenizer {} has no added token \"{}\" to end documents with", name, wanted));
         }
         return id;
     }
@@ -97,8 +98,9 @@ Tokenizer Tokenizer::load(const std::string& name, const std::string& end_of_doc
     tables->name = name;
     if (name == "bytes") {
         if (!end_of_document.empty()) {
-            throw Problem(Exit::usage, fmt::format("the byte tokenizer ends documents with id {}; it has no token \"{}\"", bytes_end,
-                                                   end_of_document));
+            throw Problem(Exit::usage,
+                          fmt::format("the byte tokenizer ends documents with id {}; it has no token \"{}\"", bytes_end,
+                                      end_of_document));
         }
         for (int b = 0; b < 256; ++b) tables->pieces.emplace_back(1, static_cast<char>(b));
         tables->pieces.emplace_back();
@@ -127,8 +129,11 @@ int32_t Tokenizer::id_of(std::string_view token) const { return tables_->id_of(t
 
 int32_t Tokenizer::end_of_document() const {
     if (tables_->end >= 0) return tables_->end;
-    throw Problem(Exit::data, fmt::format("tokenizer {} does not say which token ends a document, and it has none of <|endoftext|>, "
-                                          "<|end_of_text|>, </s>, <eos>; name one with --eod", tables_->name));
+    throw Problem(
+        Exit::data,
+        fmt::format("tokenizer {} does not say which token ends a document, and it has none of <|endoftext|>, "
+                    "<|end_of_text|>, </s>, <eos>; name one with --eod",
+                    tables_->name));
 }
 
 std::vector<int32_t> Tokenizer::encode(std::string_view text, SpecialText special) const {
@@ -179,7 +184,8 @@ struct Encoder::State {
     void encode_raw(std::string_view raw, std::vector<int32_t>& ids, SpecialText special) {
         const auto append = [&](int32_t id) { ids.push_back(id); };
         const auto split_normalized = [&](std::string_view text) {
-            tables.rules->normalized_tokens.split(text, special, [&](std::string_view piece) { encode_words(piece, ids); }, append);
+            tables.rules->normalized_tokens.split(
+                text, special, [&](std::string_view piece) { encode_words(piece, ids); }, append);
         };
         const auto normalize = [&](std::string_view text) {
             tables.rules->normalizer == Normalizer::nfc ? split_normalized(nfc(text)) : split_normalized(text);
@@ -199,12 +205,14 @@ Encoder::~Encoder() = default;
 void Encoder::encode(std::string_view text, std::vector<int32_t>& ids, SpecialText special) {
     if (!state_->tables.rules) return state_->encode_bytes(text, ids);
     if (const size_t bad = invalid_utf8(text); bad != std::string_view::npos) {
-        throw Problem(Exit::data, fmt::format("text is not UTF-8 at byte offset {} (0x{:02x}); tokenizer {} needs UTF-8", bad,
-                                              static_cast<uint8_t>(text[bad]), state_->tables.name));
+        throw Problem(Exit::data,
+                      fmt::format("text is not UTF-8 at byte offset {} (0x{:02x}); tokenizer {} needs UTF-8", bad,
+                                  static_cast<uint8_t>(text[bad]), state_->tables.name));
     }
     if (text.size() > static_cast<size_t>(std::numeric_limits<int32_t>::max())) {
-        throw Problem(Exit::data, fmt::format("a text of {} bytes is too long to be encoded at once; the limit is 2147483647",
-                                              text.size()));
+        throw Problem(
+            Exit::data,
+            fmt::format("a text of {} bytes is too long to be encoded at once; the limit is 2147483647", text.size()));
     }
     state_->encode_raw(text, ids, special);
 }

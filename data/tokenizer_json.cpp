@@ -56,7 +56,10 @@ public:
             throw Problem(Exit::data, fmt::format("tokenizer {} is a folder; give the tokenizer.json in it", path));
         }
         std::ifstream in(path, std::ios::binary);
-        if (!in) throw Problem(Exit::data, fmt::format("cannot open the tokenizer {}: give \"bytes\" or the path of a tokenizer.json", path));
+        if (!in)
+            throw Problem(
+                Exit::data,
+                fmt::format("cannot open the tokenizer {}: give \"bytes\" or the path of a tokenizer.json", path));
         try {
             root_ = json::parse(in);
         } catch (const json::exception& error) {
@@ -85,7 +88,8 @@ private:
         throw Problem(Exit::data, fmt::format("tokenizer {} {}", path_, why));
     }
     [[noreturn]] void unsupported(const std::string& what) const {
-        refuse(fmt::format("uses {}, which trifold does not do; it takes byte-level BPE as in GPT-2, Llama-3 and Qwen2", what));
+        refuse(fmt::format("uses {}, which trifold does not do; it takes byte-level BPE as in GPT-2, Llama-3 and Qwen2",
+                           what));
     }
 
     static const json& field(const json& object, const char* name) {
@@ -116,7 +120,8 @@ private:
         for (const auto& [token, id] : vocab.items()) set_piece(token, id.get<int64_t>(), alphabet_.decode(token));
         for (int b = 0; b < 256; ++b) {
             const auto found = ids_.find(alphabet_.letter(b));
-            if (found == ids_.end()) refuse(fmt::format("has no token for the byte 0x{:02x}: it cannot encode every text", b));
+            if (found == ids_.end())
+                refuse(fmt::format("has no token for the byte 0x{:02x}: it cannot encode every text", b));
             file_.bpe.byte_ids[b] = found->second;
         }
         if (!off(model, "ignore_merges")) {
@@ -125,7 +130,8 @@ private:
     }
 
     void set_piece(const std::string& token, int64_t id, const std::string& bytes) {
-        if (id < 0 || id > (int64_t{1} << 24)) refuse(fmt::format("gives the token \"{}\" the id {}; ids are 0 to 16777216", token, id));
+        if (id < 0 || id > (int64_t{1} << 24))
+            refuse(fmt::format("gives the token \"{}\" the id {}; ids are 0 to 16777216", token, id));
         const auto index = static_cast<size_t>(id);
         if (index >= file_.pieces.size()) file_.pieces.resize(index + 1), taken_.resize(index + 1);
         if (taken_[index]) refuse(fmt::format("gives two tokens the id {}; one of them is \"{}\"", id, token));
@@ -148,7 +154,8 @@ private:
                 left = text.substr(0, space);
                 right = text.substr(space + 1);
             } else {
-                if (!merges[rank].is_array() || merges[rank].size() != 2) refuse(fmt::format("has a merge that is not two tokens (number {})", rank));
+                if (!merges[rank].is_array() || merges[rank].size() != 2)
+                    refuse(fmt::format("has a merge that is not two tokens (number {})", rank));
                 left = merges[rank][0].get<std::string>();
                 right = merges[rank][1].get<std::string>();
             }
@@ -158,7 +165,8 @@ private:
 
     int32_t merge_id(const std::string& token, size_t rank) const {
         const auto found = ids_.find(token);
-        if (found == ids_.end()) refuse(fmt::format("has a merge (number {}) with \"{}\", which is not in its vocabulary", rank, token));
+        if (found == ids_.end())
+            refuse(fmt::format("has a merge (number {}) with \"{}\", which is not in its vocabulary", rank, token));
         return found->second;
     }
 
@@ -167,7 +175,8 @@ private:
             AddedToken token;
             token.content = entry.at("content").get<std::string>();
             const auto id = entry.at("id").get<int64_t>();
-            if (is_on(entry, "single_word", false)) unsupported(fmt::format("single_word in the added token \"{}\"", token.content));
+            if (is_on(entry, "single_word", false))
+                unsupported(fmt::format("single_word in the added token \"{}\"", token.content));
             token.special = is_on(entry, "special", false);
             token.normalized = is_on(entry, "normalized", !token.special);
             token.lstrip = is_on(entry, "lstrip", false);
@@ -198,14 +207,17 @@ private:
     void read_pretokenizer() {
         const json& pretokenizer = field(root_, "pre_tokenizer");
         if (pretokenizer.is_null()) unsupported("no pre-tokenizer");
-        json steps = type_of(pretokenizer) == "Sequence" ? pretokenizer.at("pretokenizers") : json::array({pretokenizer});
+        json steps =
+            type_of(pretokenizer) == "Sequence" ? pretokenizer.at("pretokenizers") : json::array({pretokenizer});
         for (const json& step : steps) {
-            if (type_of(step) != "Split" && type_of(step) != "ByteLevel") unsupported(fmt::format("the pre-tokenizer {}", type_of(step)));
+            if (type_of(step) != "Split" && type_of(step) != "ByteLevel")
+                unsupported(fmt::format("the pre-tokenizer {}", type_of(step)));
         }
         if (steps.size() == 2 && type_of(steps[0]) == "Split" && type_of(steps[1]) == "ByteLevel") {
             read_split(steps[0]);
             // The prefix space would go before every word, a second pattern would run inside of every word.
-            if (is_on(steps[1], "add_prefix_space", true)) unsupported("a ByteLevel step with add_prefix_space after a Split");
+            if (is_on(steps[1], "add_prefix_space", true))
+                unsupported("a ByteLevel step with add_prefix_space after a Split");
             if (is_on(steps[1], "use_regex", true)) unsupported("a ByteLevel step with use_regex after a Split");
         } else if (steps.size() == 1 && type_of(steps[0]) == "ByteLevel") {
             if (!is_on(steps[0], "use_regex", true)) unsupported("a ByteLevel pre-tokenizer without use_regex");
@@ -220,14 +232,16 @@ private:
         if (!regex.is_string()) unsupported("a Split pre-tokenizer without a regular expression");
         const auto pattern = word_pattern(regex.get<std::string>());
         if (!pattern) unsupported(fmt::format("an unknown word pattern, {}", regex.get<std::string>()));
-        if (split.value("behavior", std::string()) != "Isolated") unsupported("a Split pre-tokenizer that is not \"Isolated\"");
+        if (split.value("behavior", std::string()) != "Isolated")
+            unsupported("a Split pre-tokenizer that is not \"Isolated\"");
         if (is_on(split, "invert", false)) unsupported("an inverted Split pre-tokenizer");
         file_.pattern = *pattern;
     }
 
     void read_decoder() {
         const json& decoder = field(root_, "decoder");
-        if (!decoder.is_null() && type_of(decoder) != "ByteLevel") unsupported(fmt::format("the decoder {}", type_of(decoder)));
+        if (!decoder.is_null() && type_of(decoder) != "ByteLevel")
+            unsupported(fmt::format("the decoder {}", type_of(decoder)));
     }
 
     void read_postprocessor() {
@@ -256,7 +270,8 @@ private:
         }
         for (const auto* ids : {&file_.document_prefix, &file_.document_suffix}) {
             for (const int32_t id : *ids) {
-                if (id < 0 || static_cast<size_t>(id) >= file_.pieces.size()) refuse(fmt::format("has a template with the unknown id {}", id));
+                if (id < 0 || static_cast<size_t>(id) >= file_.pieces.size())
+                    refuse(fmt::format("has a template with the unknown id {}", id));
             }
         }
     }

@@ -1,9 +1,9 @@
 // data/tokenizer_json.h   Reads a Hugging Face tokenizer.json of the byte-level BPE family, or says why not.
 //
-// Taken: model BPE without dropout, affixes, byte_fallback or fused unknowns, its merges as strings or pairs, ignore_merges;
-// normalizer none or NFC; pre-tokenizer ByteLevel, or Split by the Llama-3 or Qwen2 pattern, then ByteLevel; added tokens with
-// lstrip and rstrip; post-processor none, ByteLevel or a template. `truncation` and `padding` describe batches of an
-// application, not the text, and are left alone.
+// Taken: model BPE without dropout, affixes, byte_fallback or fused unknowns, its merges as strings or pairs,
+// ignore_merges; normalizer none or NFC; pre-tokenizer ByteLevel, or Split by the Llama-3 or Qwen2 pattern, then
+// ByteLevel; added tokens with lstrip and rstrip; post-processor none, ByteLevel or a template. `truncation` and
+// `padding` describe batches of an application, not the text, and are left alone.
 #pragma once
 #include <cstdint>
 #include <string>

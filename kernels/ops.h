@@ -231,6 +231,7 @@ struct Sum {
 struct Segment {
     int64_t offset = 0, elems = 0;
     float weight_decay = 0.0f;
+    bool trust_ratio = true;  // LAMB: off for one-dimensional tensors
 };
 
 // sums[0] (+)= sum of squares over all segments, in double and in a fixed order that does not depend on threads. Segments do not overlap.
@@ -271,7 +272,7 @@ struct AdamW {
 
 // LAMB (You et al., arXiv 1904.00962) in two passes, so that norms can be summed over ranks in between.
 //   lamb_direction: moments as in AdamW; u = m^ / (sqrt(v^) + eps) + decay * w overwrites grad; norms[2s] = |w|^2, norms[2s+1] = |u|^2
-//   lamb_update:    w -= lr * ratio * u with ratio = |w| / |u|, or 1 where either is zero; tensors without decay use ratio 1
+//   lamb_update:    w -= lr * ratio * u with ratio = |w| / |u|, or 1 where either is zero; segments without trust_ratio use 1
 struct LambDirection {
     In master, control;
     InOut m, v, grad;

@@ -88,10 +88,18 @@ std::vector<std::string> keys_inside(const std::string& prefix) {
     refuse(fmt::format("{}: unknown key {}: {}", where, name, suggestion(name, candidates, "", all)));
 }
 
-void collect(const Json& object, const std::string& prefix, const std::string& where, std::vector<Assignment>& out) {
+// A resolved config.json says where its values came from. What nobody gave is not given by reading the file again either, else
+// a second run would, for instance, write into the first one's checkpoint folder.
+bool was_given(const Json& origins, const std::string& name) {
+    const auto origin = origins.find(name);
+    return origin == origins.end() || (*origin != "derived" && *origin != "default");
+}
+
+void collect(const Json& object, const std::string& prefix, const std::string& where, const Json& origins, std::vector<Assignment>& out) {
     for (const auto& [key, value] : object.items()) {
         const std::string name = prefix + key;
-        if (name == "origin") continue;  // a resolved config.json says where its values came from
+        if (name == "origin") continue;
+        if (!was_given(origins, name)) continue;
         const bool dotted = key.find('.') != std::string::npos;
         if (const Option* option = dotted ? nullptr : find_option(name)) {
             out.push_back({option, value, fmt::format("{} in {}", name, where), where});
@@ -101,7 +109,7 @@ void collect(const Json& object, const std::string& prefix, const std::string& w
             refuse(fmt::format("{} in {} must be an object with keys such as {}, not {}", name, where,
                                keys_inside(name + ".")[0], value.dump()));
         } else {
-            collect(value, name + ".", where, out);
+            collect(value, name + ".", where, origins, out);
         }
     }
 }
@@ -259,7 +267,7 @@ std::vector<Assignment> read_options(const std::string& text, const std::string&
     if (!object.is_object())
         refuse(fmt::format("{} must hold one JSON object, as in {{\"optim\": {{\"lr\": 3e-4}}}}", where));
     std::vector<Assignment> assignments;
-    collect(object, "", where, assignments);
+    collect(object, "", where, object.value("origin", Json::object()), assignments);
     return assignments;
 }
 

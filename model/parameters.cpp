@@ -157,7 +157,7 @@ int64_t ParameterTable::count() const {
 
 std::vector<Segment> ParameterTable::segments(double weight_decay) const {
     std::vector<Segment> s;
-    for (const Parameter& p : all_) s.push_back({p.offset, p.elems, p.decay ? static_cast<float>(weight_decay) : 0.0f});
+    for (const Parameter& p : all_) s.push_back({p.offset, p.elems, p.decay ? static_cast<float>(weight_decay) : 0.0f, p.decay});
     return s;
 }
 

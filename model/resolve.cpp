@@ -116,9 +116,9 @@ void check_training(const Config& c) {
             t.micro_batch, t.seq, 1 << 27);
     const OptimConfig& o = c.optim;
     require(o.min_lr <= o.lr, "optim.min_lr = {} is above optim.lr = {}", o.min_lr, o.lr);
-    require(o.schedule != LrSchedule::wsd || t.steps == 0 || o.decay_steps <= t.steps,
-            "optim.decay_steps = {} is more than train.steps = {}: wsd decays at the end of the run", o.decay_steps,
-            t.steps);
+    require(o.schedule != LrSchedule::wsd || t.steps == 0 || o.warmup_steps + o.decay_steps <= t.steps,
+            "optim.warmup_steps = {} and optim.decay_steps = {} are together more than train.steps = {}: wsd warms up, then "
+            "decays at the end of the run", o.warmup_steps, o.decay_steps, t.steps);
     const bool ramp = o.schedule == LrSchedule::cosine || o.schedule == LrSchedule::linear;
     require(!ramp || t.steps == 0 || o.warmup_steps <= o.decay_steps,
             "optim.warmup_steps = {} is more than optim.decay_steps = {}, which includes the warm-up", o.warmup_steps,

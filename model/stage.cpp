@@ -39,7 +39,7 @@ Stage::Stage(const ModelConfig& m, const ParameterTable& table, const FlatBuffer
         position_weight_ = flat.weight.slice(p->offset, p->elems);
         if (flat.grad) position_grad_ = flat.grad.slice(p->offset, p->elems);
     }
-    // Without a backward pass one set of activations serves all layers.
+    // Without a backward pass one set of activations serves all layers but for their inputs.
     const Recompute kept = passes == Passes::forward_only ? Recompute::full : recompute;
     for (int l = 0; l < static_cast<int>(m.layers); ++l) {
         blocks_.emplace_back(m, table, flat, l);

@@ -7,7 +7,7 @@
 #   --seqs "256 1024"  --dtypes "fp32 bf16"  --rounds 2  --steps 4  --warmup 1  --threads N
 #
 # Prints one table, and writes docs/measured/DATE-cpu.md and .json with hardware and commit. What is measured:
-#   tokens/s, CPU seconds per step (disturbed less by other load), and the time from start to the end of the first step
+#   tokens/s, CPU seconds per step (disturbed less by other load), and the time from start to the begin of the first step
 #   share     model FLOPs of the whole step / the oneDNN matrix rate measured at the start of that run (the log's MFU)
 #   outside   share of the step that is neither matrix product nor attention, from the timeline (--run.trace=on)
 #   ratio     tokens/s / tokens/s of the faster PyTorch variant, and of llm.c's CPU trainer where it was measured
@@ -64,7 +64,7 @@ measure_trifold() {  # measure_trifold DTYPE SEQ: one line of results, without `
     begin=$(seconds)
     start_trifold "$1" "$2"
     await_steps 1
-    started=$(echo "$begin $(seconds)" | awk '{ print $2 - $1 }')
+    started=$(echo "$begin $(seconds) $(head -n 1 "$work/run/metrics.jsonl" | sed 's/.*"step_s":\([0-9.e+-]*\).*/\1/')" | awk '{ print $2 - $1 - $3 }')
     await_steps "$warmup"
     cpu_begin=$(cpu_seconds "$pid")
     await_steps $((warmup + steps))

@@ -4,14 +4,15 @@
 # TEXT is a file or a folder of text; without it the GNU dictionary of English is used (Debian package dict-gcide).
 # Environment: QUICKSTART_DIR (default runs/quickstart), QUICKSTART_STEPS.
 set -euo pipefail
+text=${1:+$(realpath "$1")}
 cd "$(dirname "$0")/.."
 root=$PWD
 dir=${QUICKSTART_DIR:-runs/quickstart}
 steps=${QUICKSTART_STEPS:-1600}
-text=${1:-}
 started=$SECONDS
 say() { printf '\n== %s  (%d s)\n' "$*" $((SECONDS - started)); }
 die() { echo "quickstart: $*" >&2; exit 1; }
+[ "$steps" -ge 200 ] || die "QUICKSTART_STEPS=$steps is too short to be interrupted half-way: at least 200"
 
 say "packages and build"
 scripts/install_packages.sh

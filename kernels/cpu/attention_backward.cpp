@@ -216,8 +216,8 @@ private:
 class Plan {
 public:
     Plan(const AttentionBackward& args, int64_t team) : a_(args), chunks_(ceil_div(args.T, chunk)) {
-        // Time in products: 5 per head and round of threads, or 7 shared evenly.
-        one_pass_ = 5 * ceil_div(a_.B * a_.K, team) * team <= 7 * a_.B * a_.K || chunks_ == 1;
+        // Work of one round of threads: a whole head, or its share of two passes, which take 1.5 times as long in all.
+        one_pass_ = 2 * ceil_div(a_.B * a_.K, team) * team <= 3 * a_.B * a_.K || chunks_ == 1;
     }
     int64_t size() const { return one_pass_ ? a_.B * a_.K : a_.B * (a_.H + a_.K) * chunks_; }
     Part operator[](int64_t i) const {

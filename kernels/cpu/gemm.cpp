@@ -13,8 +13,8 @@ extern const GemmKernels gemm_kernels_portable, gemm_kernels_avx2, gemm_kernels_
 
 namespace {
 
-// Block sizes in elements; panels of all widths divide them. The packed part of b (1024 x 192 floats, 768 KiB) stays in the
-// second-level cache of its thread, the packed block of a (1024 x 1024, 4 MiB) in the third-level cache.
+// Block sizes in elements; panels of all widths divide them. The packed part of b (1024 x 192 floats, 768 KiB) stays in
+// the second-level cache of its thread, the packed block of a (1024 x 1024, 4 MiB) in the third-level cache.
 constexpr int64_t depth_block = 1024;  // decides the order of sums
 constexpr int64_t row_block = 1024, task_cols = 192, least_task_rows = 512;
 constexpr int64_t partial_cols = 1536;  // columns of a block whose sums cannot be kept in c
@@ -50,7 +50,8 @@ GemmSums sums_for(const Gemm& g, float* partial, Span depth, int64_t row, int64_
     s.start = first && g.accumulate == Accumulate::overwrite ? nullptr : s.out;
     if (!first && !keeps_sums_in_c(g)) s.start = partial, s.start_type = DType::f32, s.start_stride = partial_cols;
     if (!last && !keeps_sums_in_c(g)) s.out = partial, s.out_type = DType::f32, s.out_stride = partial_cols;
-    if (last && g.bias_C) s.bias = at(static_cast<const std::byte*>(g.bias_C.data), g.bias_C.dtype, col), s.bias_type = g.bias_C.dtype;
+    if (last && g.bias_C)
+        s.bias = at(static_cast<const std::byte*>(g.bias_C.data), g.bias_C.dtype, col), s.bias_type = g.bias_C.dtype;
     return s;
 }
 
@@ -62,8 +63,8 @@ GemmSums from(GemmSums s, int64_t row, int64_t col) {
     return s;
 }
 
-// How the multiplication of a block is cut into tasks: at least two for each thread, so that none waits long for another.
-// Columns are cut first, because each task packs its part of b.
+// How the multiplication of a block is cut into tasks: at least two for each thread, so that none waits long for
+// another. Columns are cut first, because each task packs its part of b.
 struct Tasks {
     int64_t rows, cols;    // of one task
     int64_t down, across;  // tasks
@@ -79,10 +80,11 @@ struct Tasks {
     int64_t first_col(int64_t task) const { return task / down * cols; }
 };
 
-// Called by all threads of a team, for one block of c and one block of depths. A barrier separates packing a from using it.
-// Nobody has to wait after multiplying, because the two packed blocks are used in turn: packing for step s + 1 overwrites what
-// step s - 1 used, and every thread had finished that step when it came to the barrier of step s.
-void multiply_block(const GemmKernels& kernels, const Gemm& g, const GemmScratch& scratch, int64_t step, Span rows, Span cols, Span depth) {
+// Called by all threads of a team, for one block of c and one block of depths. A barrier separates packing a from using
+// it. Nobody has to wait after multiplying, because the two packed blocks are used in turn: packing for step s + 1
+// overwrites what step s - 1 used, and every thread had finished that step when it came to the barrier of step s.
+void multiply_block(const GemmKernels& kernels, const Gemm& g, const GemmScratch& scratch, int64_t step, Span rows,
+                    Span cols, Span depth) {
     float* const a = scratch.packed_a(step);
 #pragma omp for schedule(dynamic) nowait
     for (int64_t i = 0; i < rows.count; i += pack_rows)
@@ -93,10 +95,15 @@ void multiply_block(const GemmKernels& kernels, const Gemm& g, const GemmScratch
     float* const b = scratch.packed_b(omp_get_thread_num());
 #pragma omp for schedule(dynamic) nowait
     for (int64_t t = 0; t < tasks.count(); ++t) {
-        const Span down = part(tasks.first_row(t), tasks.rows, rows.count), across = part(tasks.first_col(t), tasks.cols, cols.count);
-        const GemmTask task{.a = a + down.first * depth.count, .b = b, .rows = down.count, .cols = across.count, .depth = depth.count,
+        const Span down = part(tasks.first_row(t), tasks.rows, rows.count),
+                   across = part(tasks.first_col(t), tasks.cols, cols.count);
+        const GemmTask task{.a = a + down.first * depth.count,
+                            .b = b,
+                            .rows = down.count,
+                            .cols = across.count,
+                            .depth = depth.count,
                             .sums = from(sums, down.first, across.first)};
-        if (rows.count <= few_rows && g.b.along == Along::depth) {
+        if (rows.count <= kernels.few_rows && g.b.along == Along::depth) {
             kernels.multiply_few(task, g.b, cols.first + across.first, depth.first);
         } else {
             kernels.pack_b(g.b, {cols.first + across.first, across.count}, depth, b);
@@ -111,23 +118,27 @@ void multiply_all(const GemmKernels& kernels, const Gemm& g, const GemmScratch& 
     for (int64_t j = 0; j < g.cols; j += col_block)
         for (int64_t i = 0; i < g.rows; i += row_block)
             for (int64_t k = 0; k == 0 || k < g.depth; k += depth)
-                multiply_block(kernels, g, scratch, step++, part(i, row_block, g.rows), part(j, col_block, g.cols), part(k, depth, g.depth));
+                multiply_block(kernels, g, scratch, step++, part(i, row_block, g.rows), part(j, col_block, g.cols),
+                               part(k, depth, g.depth));
 }
 
 }  // namespace
 
 const GemmKernels* gemm_kernels(GemmIsa isa) {
     switch (isa) {
-        case GemmIsa::portable: return &gemm_kernels_portable;
+        case GemmIsa::portable:
+            return &gemm_kernels_portable;
 #if defined(__x86_64__)
-        case GemmIsa::avx2: return __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") ? &gemm_kernels_avx2 : nullptr;
+        case GemmIsa::avx2:
+            return __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") ? &gemm_kernels_avx2 : nullptr;
         case GemmIsa::avx512:
-            return __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") && __builtin_cpu_supports("avx512dq") &&
-                           __builtin_cpu_supports("avx512vl")
+            return __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
+                           __builtin_cpu_supports("avx512dq") && __builtin_cpu_supports("avx512vl")
                        ? &gemm_kernels_avx512
                        : nullptr;
 #endif
-        default: return nullptr;
+        default:
+            return nullptr;
     }
 }
 
@@ -141,7 +152,8 @@ GemmScratch::GemmScratch(int threads) : threads_(threads) {
     const size_t size = static_cast<size_t>(bytes(threads) + huge_page);
     mapping_ = mmap(nullptr, size, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
     if (mapping_ == MAP_FAILED)
-        throw Problem(Exit::usage, "no memory for the packed blocks of matrix products (" + std::to_string(bytes(threads) >> 20) +
+        throw Problem(Exit::usage, "no memory for the packed blocks of matrix products (" +
+                                       std::to_string(bytes(threads) >> 20) +
                                        " MiB): use fewer threads (--run.threads) or a smaller model");
     base_ = reinterpret_cast<float*>(round_up(reinterpret_cast<int64_t>(mapping_), huge_page));
     madvise(base_, static_cast<size_t>(bytes(threads)), MADV_HUGEPAGE);

@@ -1,15 +1,20 @@
 // kernels/cpu/gemm.h   c (+)= a * b^T (+ bias) in fp32 arithmetic, for the CPU's linear layers.
 //
-// Shapes     c [rows, cols] row-major, a [rows, depth], b [cols, depth]; a and b lie in memory along the depth or along the
-//            other dimension, which covers all three products of a linear layer without transposing anything beforehand.
-// Types      a, b, c and bias are fp32 or bf16. bf16 is widened, exactly, while it is packed: without AMX an fp32 multiply-add
+// Shapes     c [rows, cols] row-major, a [rows, depth], b [cols, depth]; a and b lie in memory along the depth or along
+// the
+//            other dimension, which covers all three products of a linear layer without transposing anything
+//            beforehand.
+// Types      a, b, c and bias are fp32 or bf16. bf16 is widened, exactly, while it is packed: without AMX an fp32
+// multiply-add
 //            does more work per second than the bf16 dot product of AVX-512 (Sapphire Rapids: twice as much).
-// Numerics   An element of c is one chain of fused multiply-adds over each block of at most 768 depths, the blocks added in
-//            order, then the bias, then one rounding to c's type. Nothing else enters: the same bits for any number of threads,
-//            however the rows are cut into calls, and with AVX2 or AVX-512.
-// Structure  After Goto & van de Geijn, "Anatomy of high-performance matrix multiplication" (ACM TOMS 34, 2008), and BLIS: a block
-//            of b is packed by all threads and shared; tasks of rows are taken by whichever thread is free, which packs its part
-//            of a into its own memory (second-level cache) and multiplies tile by tile.
+// Numerics   An element of c is one chain of fused multiply-adds over each block of at most 768 depths, the blocks
+// added in
+//            order, then the bias, then one rounding to c's type. Nothing else enters: the same bits for any number of
+//            threads, however the rows are cut into calls, and with AVX2 or AVX-512.
+// Structure  After Goto & van de Geijn, "Anatomy of high-performance matrix multiplication" (ACM TOMS 34, 2008), and
+// BLIS: a block
+//            of b is packed by all threads and shared; tasks of rows are taken by whichever thread is free, which packs
+//            its part of a into its own memory (second-level cache) and multiplies tile by tile.
 #pragma once
 #include <cstdint>
 
@@ -20,7 +25,8 @@ namespace trifold::cpu {
 
 enum class Along : uint8_t { depth, outer };
 
-// Element (i, k) is data[i * stride + k] when the matrix lies along the depth, data[k * stride + i] when along the other dimension.
+// Element (i, k) is data[i * stride + k] when the matrix lies along the depth, data[k * stride + i] when along the
+// other dimension.
 struct GemmOperand {
     Tensor data;
     int64_t stride = 0;
@@ -40,7 +46,8 @@ struct Span {
     int64_t first = 0, count = 0;
 };
 
-// What a task does with the sums of one depth block: out = start + sums + bias. `start` is null for zero, and may be `out`.
+// What a task does with the sums of one depth block: out = start + sums + bias. `start` is null for zero, and may be
+// `out`.
 struct GemmSums {
     const void* start = nullptr;
     const void* bias = nullptr;
@@ -57,12 +64,10 @@ struct GemmTask {
     GemmSums sums;
 };
 
-constexpr int64_t few_rows = 4;
-
 // The parts that depend on the instruction set (gemm_panels.h).
 struct GemmKernels {
     const char* name;
-    int64_t tile_rows, tile_cols;
+    int64_t tile_rows, tile_cols, few_rows;
     // Packs outer x depth of an operand into panels; what is missing to a whole panel becomes zero.
     void (*pack_a)(const GemmOperand&, Span outer, Span depth, float* panels);
     void (*pack_b)(const GemmOperand&, Span outer, Span depth, float* panels);

@@ -19,7 +19,8 @@ using Vec [[gnu::vector_size(64)]] = float;
 }
 [[gnu::always_inline]] inline Vec broadcast(const float* p) {
     Vec v = _mm512_set1_ps(*p);
-    // Kept in a register: folded into each of three multiply-adds it would be loaded three times, and loads become the bottleneck.
+    // Kept in a register: folded into each of three multiply-adds it would be loaded three times, and loads become the
+    // bottleneck.
     asm("" : "+v"(v));
     return v;
 }
@@ -32,7 +33,7 @@ using Vec [[gnu::vector_size(64)]] = float;
 
 namespace trifold::cpu {
 extern const GemmKernels gemm_kernels_avx512;
-const GemmKernels gemm_kernels_avx512 = {"avx512", tile_rows, tile_cols, pack<panel_rows>, pack<tile_cols>,
-                                            multiply, multiply_few};
+const GemmKernels gemm_kernels_avx512 = {"avx512",         tile_rows,       tile_cols, few_rows,
+                                         pack<panel_rows>, pack<tile_cols>, multiply,  multiply_few};
 }  // namespace trifold::cpu
 #endif

@@ -1,15 +1,19 @@
 // kernels/cpu/gemm_panels.h   Packing, the register tile, and its epilogue, written once for every vector width.
 //
-// Included by gemm_avx512.cpp, gemm_avx2.cpp and gemm_portable.cpp, each of which first selects its instruction set and defines
+// Included by gemm_avx512.cpp, gemm_avx2.cpp and gemm_portable.cpp, each of which first selects its instruction set and
+// defines
 //   lanes                          floats of a vector
 //   Vec widen_bf16(const bf16*)    `lanes` bf16 values as fp32
 //   Vec broadcast(const float*)    one number in all lanes
 //   Vec multiply_add(x, y, z)      x * y + z, rounded once
 // Everything here has internal linkage, so that no function compiled for AVX-512 is ever called by another file.
 //
-// Tile       lanes / 2 rows by 3 * lanes columns (8 x 48 with AVX-512, 4 x 24 with AVX2): 3 * lanes / 2 accumulators, and per
-//            depth 3 vector loads and lanes / 2 broadcasts for 3 * lanes / 2 multiply-adds, so arithmetic is the bottleneck.
-// Prefetch   While one tile is computed the next panel of b, which no tile has touched yet, is fetched into the second-level
+// Tile       lanes / 2 rows by 3 * lanes columns (8 x 48 with AVX-512, 4 x 24 with AVX2): 3 * lanes / 2 accumulators,
+// and per
+//            depth 3 vector loads and lanes / 2 broadcasts for 3 * lanes / 2 multiply-adds, so arithmetic is the
+//            bottleneck.
+// Prefetch   While one tile is computed the next panel of b, which no tile has touched yet, is fetched into the
+// second-level
 //            cache: every tile of a column fetches its share.
 
 namespace trifold::cpu {
@@ -17,7 +21,7 @@ namespace {
 
 constexpr int64_t tile_rows = lanes / 2, tile_cols = 3 * lanes;
 constexpr int64_t panel_rows = lanes;  // two tiles, so that panels of a and b are packed by whole vectors
-static_assert(few_rows <= panel_rows);
+constexpr int64_t few_rows = lanes < 8 ? lanes : 8;
 constexpr int64_t line = 64;  // bytes of a cache line
 
 #define TRIFOLD_INLINE [[gnu::always_inline]] inline
@@ -72,15 +76,16 @@ TRIFOLD_INLINE void transpose(Vec* rows) {
 
 TRIFOLD_INLINE void store(float* p, const Vec& v) { __builtin_memcpy(p, &v, sizeof v); }
 
-// Where outer index i, the first of a strip of `lanes`, stands in panels of `width`; from one depth to the next it is `width` floats.
+// Where outer index i, the first of a strip of `lanes`, stands in panels of `width`; from one depth to the next it is
+// `width` floats.
 template <int64_t width>
 TRIFOLD_INLINE float* strip(float* panels, int64_t i, int64_t depth) {
     return panels + i / width * width * depth + i % width;
 }
 
-// Up to lanes x lanes elements from memory along the depth, transposed: columns[k] holds the outer indices at depth k. Calls for
-// neighbouring depths follow each other, so the same depths of the next strip are fetched meanwhile: streams of memory that
-// are only a strip's depth long are over before the processor has noticed them.
+// Up to lanes x lanes elements from memory along the depth, transposed: columns[k] holds the outer indices at depth k.
+// Calls for neighbouring depths follow each other, so the same depths of the next strip are fetched meanwhile: streams
+// of memory that are only a strip's depth long are over before the processor has noticed them.
 template <class T>
 TRIFOLD_INLINE void load_transposed(const T* from, int64_t stride, int64_t outer, int64_t depth, Vec* columns) {
     if (outer >= lanes && depth >= lanes) {
@@ -115,7 +120,7 @@ void pack_along_depth(const T* from, int64_t stride, int64_t outer, int64_t dept
     }
 }
 
-// A few depths of all strips at a time, so that memory is read in long runs.
+// A few depths of all strips at a time, so that memory is read in long runs, and the next few are fetched meanwhile.
 template <class T, int64_t width>
 void pack_along_outer(const T* from, int64_t stride, int64_t outer, int64_t depth, float* panels) {
     constexpr int64_t some = 8;
@@ -125,7 +130,10 @@ void pack_along_outer(const T* from, int64_t stride, int64_t outer, int64_t dept
             float* const to = strip<width>(panels, i, depth);
             const T* row = from + i;
             if (outer - i >= lanes)
-                for (int64_t k = k0; k < end; ++k) store(to + k * width, load(row + k * stride));
+                for (int64_t k = k0; k < end; ++k) {
+                    store(to + k * width, load(row + k * stride));
+                    __builtin_prefetch(row + (k + some) * stride, 0, 3);
+                }
             else
                 for (int64_t k = k0; k < end; ++k) store(to + k * width, load_part(row + k * stride, outer - i));
         }
@@ -136,9 +144,11 @@ template <class T, int64_t width>
 void pack_as(const GemmOperand& m, Span outer, Span depth, float* panels) {
     const T* data = static_cast<const T*>(m.data.data);
     if (m.along == Along::depth)
-        pack_along_depth<T, width>(data + outer.first * m.stride + depth.first, m.stride, outer.count, depth.count, panels);
+        pack_along_depth<T, width>(data + outer.first * m.stride + depth.first, m.stride, outer.count, depth.count,
+                                   panels);
     else
-        pack_along_outer<T, width>(data + depth.first * m.stride + outer.first, m.stride, outer.count, depth.count, panels);
+        pack_along_outer<T, width>(data + depth.first * m.stride + outer.first, m.stride, outer.count, depth.count,
+                                   panels);
 }
 
 template <int64_t width>
@@ -237,7 +247,8 @@ void multiply(const GemmTask& t) {
 
 // ---------------------------------------------------------------- few rows
 
-// tile[r][0, lanes) for one strip of b, which is used as it is transposed: with so few rows packing it would be most of the work.
+// tile[r][0, lanes) for one strip of b, which is used as it is transposed: with so few rows packing it would be most of
+// the work.
 template <int64_t rows, class T>
 void multiply_strip(const float* a, const T* b, int64_t stride, int64_t cols, int64_t depth, float* tile) {
     Vec sum[rows] = {};
@@ -258,7 +269,10 @@ void multiply_strip(const float* a, const T* b, int64_t stride, int64_t cols, in
 template <class T>
 void multiply_few_as(const GemmTask& t, const T* b, int64_t stride) {
     alignas(64) float tile[few_rows * tile_cols];
-    const auto strip = t.rows == 1 ? multiply_strip<1, T> : t.rows == 2 ? multiply_strip<2, T> : multiply_strip<few_rows, T>;
+    const auto strip = t.rows == 1   ? multiply_strip<1, T>
+                       : t.rows == 2 ? multiply_strip<2, T>
+                       : t.rows <= 4 ? multiply_strip<4, T>
+                                     : multiply_strip<few_rows, T>;
     for (int64_t j = 0; j < t.cols; j += lanes) {
         strip(t.a, b + j * stride, stride, t.cols - j, t.depth, tile);
         finish_tile(tile, t.sums, {0, t.rows}, {j, t.cols - j < lanes ? t.cols - j : lanes});

@@ -1,5 +1,5 @@
-// kernels/cpu/gemm_portable.cpp   Vectors of four for every other processor. Products are rounded before they are added, so the
-// bits differ from those of gemm_avx2.cpp and gemm_avx512.cpp.
+// kernels/cpu/gemm_portable.cpp   Vectors of four for every other processor. Products are rounded before they are
+// added, so the bits differ from those of gemm_avx2.cpp and gemm_avx512.cpp.
 #include "kernels/cpu/gemm.h"
 
 namespace trifold::cpu {
@@ -19,6 +19,6 @@ inline Vec multiply_add(Vec x, Vec y, Vec z) { return x * y + z; }
 
 namespace trifold::cpu {
 extern const GemmKernels gemm_kernels_portable;
-const GemmKernels gemm_kernels_portable = {"portable", tile_rows, tile_cols, pack<panel_rows>, pack<tile_cols>,
-                                            multiply, multiply_few};
+const GemmKernels gemm_kernels_portable = {"portable",       tile_rows,       tile_cols, few_rows,
+                                           pack<panel_rows>, pack<tile_cols>, multiply,  multiply_few};
 }  // namespace trifold::cpu

@@ -1,9 +1,11 @@
 // kernels/cpu/linear.cpp   y = x w^T (+ b),   dx = dy w,   dw = dy^T x,   db = column sums of dy
 //
-// Products   gemm.h for every type; oneDNN for bf16 where it has AMX. Measured on GPT-2 124M's shapes (bench/linear.cpp): in fp32
-//            gemm.h keeps up with oneDNN's and MKL's best layout within a few percent, in bf16 without AMX it is about twice as
-//            fast, and it gives the same bits for any number of threads and any division of the rows.
-// Bias       db: rows in blocks of 64, summed in order, the blocks added in order, so it does not depend on the threads.
+// Products   gemm.h for every type; oneDNN for bf16 where it has AMX. Measured on GPT-2 124M's shapes
+// (bench/linear.cpp): in fp32
+//            gemm.h keeps up with oneDNN's and MKL's best layout within a few percent, in bf16 without AMX it is about
+//            twice as fast, and it gives the same bits for any number of threads and any division of the rows.
+// Bias       db: rows in blocks of 64, summed in order, the blocks added in order, so it does not depend on the
+// threads.
 #include "kernels/cpu/linear.h"
 
 #include <omp.h>
@@ -48,7 +50,8 @@ private:
     OnednnProducts onednn_;
 };
 
-// The operations are free functions, so what they keep cannot belong to a caller: scratch memory and primitives, no results.
+// The operations are free functions, so what they keep cannot belong to a caller: scratch memory and primitives, no
+// results.
 Products& products() {
     static Products all;
     return all;
@@ -73,32 +76,52 @@ void bias_gradient(const LinearBackwardWeight& a) {
         using T = decltype(tag);
         parallel_for(columns.count(), [&](int64_t c) {
             const int64_t first = columns.begin(c);
-            sum_columns(a.dy_NO.as<T>() + first, a.N, a.O, a.dbias_O.as<float>() + first, columns.end(c) - first, a.accumulate);
+            sum_columns(a.dy_NO.as<T>() + first, a.N, a.O, a.dbias_O.as<float>() + first, columns.end(c) - first,
+                        a.accumulate);
         });
     });
 }
 
-bool holds(const Tensor& t, int64_t elems) { return t.elems >= elems && (t.dtype == DType::f32 || t.dtype == DType::bf16); }
+bool holds(const Tensor& t, int64_t elems) {
+    return t.elems >= elems && (t.dtype == DType::f32 || t.dtype == DType::bf16);
+}
 
 }  // namespace
 
 void linear_forward(const LinearForward& a) {
     TRIFOLD_ASSERT(holds(a.x_NI, a.N * a.I) && holds(a.w_OI, a.O * a.I) && holds(a.y_NO, a.N * a.O));
     TRIFOLD_ASSERT(!a.bias_O || holds(a.bias_O, a.O));
-    products().run({.a = {a.x_NI, a.I, Along::depth}, .b = {a.w_OI, a.I, Along::depth}, .bias_C = a.bias_O, .c_RC = a.y_NO,
-                    .accumulate = a.accumulate, .rows = a.N, .cols = a.O, .depth = a.I});
+    products().run({.a = {a.x_NI, a.I, Along::depth},
+                    .b = {a.w_OI, a.I, Along::depth},
+                    .bias_C = a.bias_O,
+                    .c_RC = a.y_NO,
+                    .accumulate = a.accumulate,
+                    .rows = a.N,
+                    .cols = a.O,
+                    .depth = a.I});
 }
 
 void linear_backward_input(const LinearBackwardInput& a) {
     TRIFOLD_ASSERT(holds(a.dy_NO, a.N * a.O) && holds(a.w_OI, a.O * a.I) && holds(a.dx_NI, a.N * a.I));
-    products().run({.a = {a.dy_NO, a.O, Along::depth}, .b = {a.w_OI, a.I, Along::outer}, .c_RC = a.dx_NI,
-                    .accumulate = a.accumulate, .rows = a.N, .cols = a.I, .depth = a.O});
+    products().run({.a = {a.dy_NO, a.O, Along::depth},
+                    .b = {a.w_OI, a.I, Along::outer},
+                    .c_RC = a.dx_NI,
+                    .accumulate = a.accumulate,
+                    .rows = a.N,
+                    .cols = a.I,
+                    .depth = a.O});
 }
 
 void linear_backward_weight(const LinearBackwardWeight& a) {
-    TRIFOLD_ASSERT(holds(a.dy_NO, a.N * a.O) && holds(a.x_NI, a.N * a.I) && a.dw_OI.dtype == DType::f32 && a.dw_OI.elems >= a.O * a.I);
-    products().run({.a = {a.dy_NO, a.O, Along::outer}, .b = {a.x_NI, a.I, Along::outer}, .c_RC = a.dw_OI,
-                    .accumulate = a.accumulate, .rows = a.O, .cols = a.I, .depth = a.N});
+    TRIFOLD_ASSERT(holds(a.dy_NO, a.N * a.O) && holds(a.x_NI, a.N * a.I) && a.dw_OI.dtype == DType::f32 &&
+                   a.dw_OI.elems >= a.O * a.I);
+    products().run({.a = {a.dy_NO, a.O, Along::outer},
+                    .b = {a.x_NI, a.I, Along::outer},
+                    .c_RC = a.dw_OI,
+                    .accumulate = a.accumulate,
+                    .rows = a.O,
+                    .cols = a.I,
+                    .depth = a.N});
     if (a.dbias_O) bias_gradient(a);
 }
 

@@ -4,7 +4,8 @@
 
 namespace trifold {
 
-// Bytes that linear layers need for the present number of OpenMP threads: the planner's number. Nothing is allocated by asking.
+// Bytes that linear layers need for the present number of OpenMP threads: the planner's number. Nothing is allocated by
+// asking.
 int64_t linear_scratch_bytes();
 // Allocates them now; otherwise the first product does, and again when there are more threads than ever before.
 void linear_prepare();

@@ -34,7 +34,9 @@ Tensor filled(std::vector<float>& memory, DType type, int64_t elems) {
 template <class Product>
 double best_rate(const Product& product) {
     using Clock = std::chrono::steady_clock;
-    const auto seconds = [](Clock::time_point since) { return std::chrono::duration<double>(Clock::now() - since).count(); };
+    const auto seconds = [](Clock::time_point since) {
+        return std::chrono::duration<double>(Clock::now() - since).count();
+    };
     product();
     double best_s = 1e9;
     for (const auto start = Clock::now(); best_s > 1e8 || seconds(start) < budget_s;) {
@@ -51,7 +53,10 @@ MatmulRates measure_matmul_rates(DType type) {
     std::vector<float> a, b, c(static_cast<size_t>(rows * cols));
     cpu::Gemm g{.a = {filled(a, type, rows * depth), depth, cpu::Along::depth},
                 .b = {filled(b, type, cols * depth), cols, cpu::Along::outer},
-                .c_RC = {c.data(), DType::f32, rows * cols}, .rows = rows, .cols = cols, .depth = depth};
+                .c_RC = {c.data(), DType::f32, rows * cols},
+                .rows = rows,
+                .cols = cols,
+                .depth = depth};
     cpu::OnednnProducts onednn;
     const cpu::GemmScratch scratch(omp_get_max_threads());
     return {.onednn = onednn.run(g) ? best_rate([&] { onednn.run(g); }) : 0,

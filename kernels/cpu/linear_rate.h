@@ -4,8 +4,8 @@
 
 namespace trifold {
 
-// FLOP/s of a [2048, 1024] x [1024, 1024] product of fp32 or bf16 inputs with the present number of threads: by oneDNN (0 where
-// it has no such product on this processor) and by our own kernels.
+// FLOP/s of a [2048, 1024] x [1024, 1024] product of fp32 or bf16 inputs with the present number of threads: by oneDNN
+// (0 where it has no such product on this processor) and by our own kernels.
 struct MatmulRates {
     double onednn = 0, own = 0;
 };

@@ -36,7 +36,8 @@ struct Descriptions {
 };
 
 // The one place where versions 2 and 3 of the library differ for us.
-dnnl::matmul::primitive_desc describe(const dnnl::engine& engine, const Descriptions& d, const Attributes& attributes, bool bias) {
+dnnl::matmul::primitive_desc describe(const dnnl::engine& engine, const Descriptions& d, const Attributes& attributes,
+                                      bool bias) {
 #if DNNL_VERSION_MAJOR >= 3
     if (bias) return {engine, d.a, d.b, d.bias, d.c, attributes};
     return {engine, d.a, d.b, d.c, attributes};
@@ -60,8 +61,18 @@ Attributes attributes_for(const Gemm& g) {
 using Key = std::array<int64_t, 12>;
 Key key_of(const Gemm& g) {
     const auto number = [](auto e) { return static_cast<int64_t>(e); };
-    return {g.rows, g.cols, g.depth, g.a.stride, g.b.stride, number(g.a.along), number(g.b.along), number(g.a.data.dtype),
-            number(g.c_RC.dtype), g.bias_C ? number(g.bias_C.dtype) : -1, number(g.accumulate), omp_get_max_threads()};
+    return {g.rows,
+            g.cols,
+            g.depth,
+            g.a.stride,
+            g.b.stride,
+            number(g.a.along),
+            number(g.b.along),
+            number(g.a.data.dtype),
+            number(g.c_RC.dtype),
+            g.bias_C ? number(g.bias_C.dtype) : -1,
+            number(g.accumulate),
+            omp_get_max_threads()};
 }
 
 }  // namespace
@@ -86,7 +97,9 @@ struct OnednnProducts::Cache {
         const Descriptions d(g);
         const auto about = describe(engine, d, attributes_for(g), static_cast<bool>(g.bias_C));
         Entry e{dnnl::matmul(about), {}, about.scratchpad_desc()};
-        const auto argument = [&](int name, const Description& of) { e.arguments.emplace(name, dnnl::memory(of, engine, nullptr)); };
+        const auto argument = [&](int name, const Description& of) {
+            e.arguments.emplace(name, dnnl::memory(of, engine, nullptr));
+        };
         argument(DNNL_ARG_SRC, d.a);
         argument(DNNL_ARG_WEIGHTS, d.b);
         argument(DNNL_ARG_DST, d.c);
@@ -107,7 +120,9 @@ struct OnednnProducts::Cache {
             throw;
         }
     }
-    void* aligned_scratchpad() { return scratchpad.data() + (64 - reinterpret_cast<uintptr_t>(scratchpad.data()) % 64) % 64; }
+    void* aligned_scratchpad() {
+        return scratchpad.data() + (64 - reinterpret_cast<uintptr_t>(scratchpad.data()) % 64) % 64;
+    }
 };
 
 OnednnProducts::OnednnProducts() : cache_(std::make_unique<Cache>()) {}

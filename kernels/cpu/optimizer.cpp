@@ -185,7 +185,7 @@ void lamb_update(const LambUpdate& a) {
     chunks_of(a).parallel_pieces([&](const Piece& p) {
         const double w_norm = std::sqrt(a.norms.as<double>()[2 * p.segment]);
         const double u_norm = std::sqrt(a.norms.as<double>()[2 * p.segment + 1]);
-        const bool scaled = a.segments[p.segment].weight_decay != 0.0f && w_norm > 0.0 && u_norm > 0.0;
+        const bool scaled = a.segments[p.segment].trust_ratio && w_norm > 0.0 && u_norm > 0.0;
         const float rate = static_cast<float>(a.lr * (scaled ? w_norm / u_norm : 1.0));
         for_groups(p.elems, [&](int64_t k, auto w) TRIFOLD_BODY {
             const int64_t i = p.begin + k;

@@ -16,6 +16,7 @@ import collections
 import json
 import os
 import platform
+import re
 import resource
 import statistics
 import sys
@@ -98,9 +99,10 @@ def make_optimizer(model):
 
 def blas_name():
     settings = torch.__config__.show()
-    blas = next((s.split("=")[1] for s in settings.replace("\n", ",").replace(" ", "").split(",") if s.startswith("BLAS_INFO=") or "BLAS_INFO=" in s), "unknown")
-    libraries = [line.strip(" -") for line in settings.splitlines() if "Math Kernel" in line or "MKL-DNN" in line or "OpenBLAS" in line]
-    return {"blas": blas, "libraries": libraries, "mkl": torch.backends.mkl.is_available(),
+    blas = re.search(r"BLAS_INFO=(\w+)", settings)
+    libraries = [line.strip(" -") for line in settings.splitlines()
+                 if any(word in line for word in ("Math Kernel", "MKL-DNN", "OpenBLAS"))]
+    return {"blas": blas.group(1) if blas else "unknown", "libraries": libraries, "mkl": torch.backends.mkl.is_available(),
             "onednn": torch.backends.mkldnn.is_available(), "capability": torch.backends.cpu.get_cpu_capability()}
 
 
@@ -166,7 +168,8 @@ def main():
         if i >= a.warmup:
             wall.append(time.perf_counter() - wall0)
             cpu.append(time.process_time() - cpu0)
-        print(f"step {i + 1} loss {losses[-1]:.4f} {time.perf_counter() - wall0:.3f} s, {time.process_time() - cpu0:.3f} CPU s", file=sys.stderr)
+        wall_s, cpu_s = time.perf_counter() - wall0, time.process_time() - cpu0
+        print(f"step {i + 1} loss {losses[-1]:.4f} {wall_s:.3f} s, {cpu_s:.3f} CPU s", file=sys.stderr)
     tokens = a.batch * a.seq
     result = {
         "peer": "pytorch", "torch": torch.__version__, "python": platform.python_version(), **blas_name(),

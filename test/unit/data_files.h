@@ -26,7 +26,8 @@ public:
     std::string path() const { return path_.string(); }
     std::vector<std::string> names() const {
         std::vector<std::string> names;
-        for (const auto& entry : std::filesystem::directory_iterator(path_)) names.push_back(entry.path().filename().string());
+        for (const auto& entry : std::filesystem::directory_iterator(path_))
+            names.push_back(entry.path().filename().string());
         std::sort(names.begin(), names.end());
         return names;
     }
@@ -53,11 +54,13 @@ inline std::string from_hex(const std::string& hex) {
     for (const char c : hex) {
         if (std::isxdigit(static_cast<unsigned char>(c))) digits += c;
     }
-    for (size_t i = 0; i + 1 < digits.size(); i += 2) bytes += static_cast<char>(std::stoi(digits.substr(i, 2), nullptr, 16));
+    for (size_t i = 0; i + 1 < digits.size(); i += 2)
+        bytes += static_cast<char>(std::stoi(digits.substr(i, 2), nullptr, 16));
     return bytes;
 }
 
-template <class T> std::string raw(const std::vector<T>& values) {
+template <class T>
+std::string raw(const std::vector<T>& values) {
     return std::string(reinterpret_cast<const char*>(values.data()), values.size() * sizeof(T));
 }
 
@@ -78,9 +81,9 @@ inline std::string problem_of(const std::function<void()>& action) {
     return "no problem";
 }
 
-#define CHECK_PROBLEM(action, part)                            \
-    do {                                                       \
+#define CHECK_PROBLEM(action, part)                               \
+    do {                                                          \
         const std::string sentence = problem_of([&] { action; }); \
-        INFO(sentence);                                        \
-        CHECK(sentence.find(part) != std::string::npos);       \
+        INFO(sentence);                                           \
+        CHECK(sentence.find(part) != std::string::npos);          \
     } while (false)

@@ -50,14 +50,19 @@ struct Array {
         else
             t.as<bf16>()[i] = bf16(v);
     }
-    double at(int64_t i) const { return t.dtype == DType::f32 ? t.as<float>()[i] : static_cast<double>(static_cast<float>(t.as<bf16>()[i])); }
-    bool operator==(const Array& o) const { return t.elems == o.t.elems && std::memcmp(t.data, o.t.data, static_cast<size_t>(t.bytes())) == 0; }
+    double at(int64_t i) const {
+        return t.dtype == DType::f32 ? t.as<float>()[i] : static_cast<double>(static_cast<float>(t.as<bf16>()[i]));
+    }
+    bool operator==(const Array& o) const {
+        return t.elems == o.t.elems && std::memcmp(t.data, o.t.data, static_cast<size_t>(t.bytes())) == 0;
+    }
 };
 
 // What stands in an operand at (outer, k), and the sum of products and of their absolute values.
 double element(const cpu::GemmOperand& m, int64_t i, int64_t k) {
     const int64_t at = m.along == cpu::Along::depth ? i * m.stride + k : k * m.stride + i;
-    return m.data.dtype == DType::f32 ? m.data.as<float>()[at] : static_cast<double>(static_cast<float>(m.data.as<bf16>()[at]));
+    return m.data.dtype == DType::f32 ? m.data.as<float>()[at]
+                                      : static_cast<double>(static_cast<float>(m.data.as<bf16>()[at]));
 }
 struct Exact {
     double value, absolute;
@@ -72,9 +77,11 @@ Exact exact(const cpu::Gemm& g, int64_t i, int64_t j) {
     return e;
 }
 
-// A chain of n additions in fp32 is within n * 2^-24 of the sum of the absolute values; bf16 results are rounded once, to 2^-8.
+// A chain of n additions in fp32 is within n * 2^-24 of the sum of the absolute values; bf16 results are rounded once,
+// to 2^-8.
 double bound(double value, double absolute, int64_t additions, DType result) {
-    return static_cast<double>(additions) * 0x1p-24 * absolute + (result == DType::bf16 ? 0x1p-8 : 0x1p-24) * std::abs(value);
+    return static_cast<double>(additions) * 0x1p-24 * absolute +
+           (result == DType::bf16 ? 0x1p-8 : 0x1p-24) * std::abs(value);
 }
 
 // Every element (or each `stride`-th) of c against start + a b^T + bias.
@@ -82,11 +89,13 @@ void check(const cpu::Gemm& g, const Array& c, const Array* start, const Array* 
     double worst = 0, largest = 0;
     for (int64_t at = 0; at < g.rows * g.cols; at += stride) {
         Exact e = exact(g, at / g.cols, at % g.cols);
-        for (const double more : {start ? start->at(at) : 0.0, bias ? bias->at(at % g.cols) : 0.0}) e.value += more, e.absolute += std::abs(more);
+        for (const double more : {start ? start->at(at) : 0.0, bias ? bias->at(at % g.cols) : 0.0})
+            e.value += more, e.absolute += std::abs(more);
         worst = std::max(worst, std::abs(c.at(at) - e.value) / bound(e.value, e.absolute, g.depth + 4, g.c_RC.dtype));
         largest = std::max(largest, std::abs(e.value));
     }
-    INFO(g.rows << " x " << g.cols << " x " << g.depth << ", " << name_of(g.a.data.dtype) << " to " << name_of(g.c_RC.dtype));
+    INFO(g.rows << " x " << g.cols << " x " << g.depth << ", " << name_of(g.a.data.dtype) << " to "
+                << name_of(g.c_RC.dtype));
     CHECK(largest > 0.01);  // a product of zeros passes everything
     CHECK(worst <= 1.0);
 }
@@ -95,16 +104,36 @@ struct Layer {
     int64_t N, I, O;
     Array x, w, b, dy;
     Layer(int64_t N, int64_t I, int64_t O, DType type)
-        : N(N), I(I), O(O), x(Array::random(type, N * I, 1)), w(Array::random(type, O * I, 2)), b(Array::random(type, O, 3)),
+        : N(N),
+          I(I),
+          O(O),
+          x(Array::random(type, N * I, 1)),
+          w(Array::random(type, O * I, 2)),
+          b(Array::random(type, O, 3)),
           dy(Array::random(type, N * O, 4)) {}
     cpu::Gemm forward(const Array& y) const {
-        return {.a = {x.t, I, cpu::Along::depth}, .b = {w.t, I, cpu::Along::depth}, .c_RC = y.t, .rows = N, .cols = O, .depth = I};
+        return {.a = {x.t, I, cpu::Along::depth},
+                .b = {w.t, I, cpu::Along::depth},
+                .c_RC = y.t,
+                .rows = N,
+                .cols = O,
+                .depth = I};
     }
     cpu::Gemm backward_input(const Array& dx) const {
-        return {.a = {dy.t, O, cpu::Along::depth}, .b = {w.t, I, cpu::Along::outer}, .c_RC = dx.t, .rows = N, .cols = I, .depth = O};
+        return {.a = {dy.t, O, cpu::Along::depth},
+                .b = {w.t, I, cpu::Along::outer},
+                .c_RC = dx.t,
+                .rows = N,
+                .cols = I,
+                .depth = O};
     }
     cpu::Gemm backward_weight(const Array& dw) const {
-        return {.a = {dy.t, O, cpu::Along::outer}, .b = {x.t, I, cpu::Along::outer}, .c_RC = dw.t, .rows = O, .cols = I, .depth = N};
+        return {.a = {dy.t, O, cpu::Along::outer},
+                .b = {x.t, I, cpu::Along::outer},
+                .c_RC = dw.t,
+                .rows = O,
+                .cols = I,
+                .depth = N};
     }
 };
 
@@ -123,23 +152,42 @@ bool own_kernels(DType type) { return type == DType::f32 || !cpu::onednn_has_amx
 void check_forward(const Layer& l, DType result, bool bias, Accumulate accumulate) {
     Array y = Array::random(result, l.N * l.O, 5);
     const Array start = y.copy();
-    cpu::linear_forward({.x_NI = l.x.t, .w_OI = l.w.t, .bias_O = bias ? In(l.b.t) : In(), .y_NO = y.t, .accumulate = accumulate,
-                         .N = l.N, .I = l.I, .O = l.O});
+    cpu::linear_forward({.x_NI = l.x.t,
+                         .w_OI = l.w.t,
+                         .bias_O = bias ? In(l.b.t) : In(),
+                         .y_NO = y.t,
+                         .accumulate = accumulate,
+                         .N = l.N,
+                         .I = l.I,
+                         .O = l.O});
     check(l.forward(y), y, accumulate == Accumulate::add ? &start : nullptr, bias ? &l.b : nullptr);
 }
 
 void check_backward(const Layer& l, DType result, Accumulate accumulate) {
     const bool add = accumulate == Accumulate::add;
-    Array dx = Array::random(result, l.N * l.I, 6), dw = Array::random(DType::f32, l.O * l.I, 7), db = Array::random(DType::f32, l.O, 8);
+    Array dx = Array::random(result, l.N * l.I, 6), dw = Array::random(DType::f32, l.O * l.I, 7),
+          db = Array::random(DType::f32, l.O, 8);
     const Array dx0 = dx.copy(), dw0 = dw.copy(), db0 = db.copy();
-    cpu::linear_backward_input({.dy_NO = l.dy.t, .w_OI = l.w.t, .dx_NI = dx.t, .accumulate = accumulate, .N = l.N, .I = l.I, .O = l.O});
-    cpu::linear_backward_weight({.dy_NO = l.dy.t, .x_NI = l.x.t, .dw_OI = dw.t, .dbias_O = db.t, .accumulate = accumulate,
-                                 .N = l.N, .I = l.I, .O = l.O});
+    cpu::linear_backward_input(
+        {.dy_NO = l.dy.t, .w_OI = l.w.t, .dx_NI = dx.t, .accumulate = accumulate, .N = l.N, .I = l.I, .O = l.O});
+    cpu::linear_backward_weight({.dy_NO = l.dy.t,
+                                 .x_NI = l.x.t,
+                                 .dw_OI = dw.t,
+                                 .dbias_O = db.t,
+                                 .accumulate = accumulate,
+                                 .N = l.N,
+                                 .I = l.I,
+                                 .O = l.O});
     check(l.backward_input(dx), dx, add ? &dx0 : nullptr, nullptr);
     check(l.backward_weight(dw), dw, add ? &dw0 : nullptr, nullptr);
     Array ones(DType::f32, l.N);
     for (int64_t n = 0; n < l.N; ++n) ones.set(n, 1.0f);
-    check({.a = {ones.t, l.N, cpu::Along::depth}, .b = {l.dy.t, l.O, cpu::Along::outer}, .c_RC = db.t, .rows = 1, .cols = l.O, .depth = l.N},
+    check({.a = {ones.t, l.N, cpu::Along::depth},
+           .b = {l.dy.t, l.O, cpu::Along::outer},
+           .c_RC = db.t,
+           .rows = 1,
+           .cols = l.O,
+           .depth = l.N},
           db, add ? &db0 : nullptr, nullptr);
 }
 
@@ -154,10 +202,27 @@ Results run_all(const Layer& l, int64_t chunk) {
     for (int64_t first = 0; first < l.N; first += chunk) {
         const int64_t rows = std::min(chunk, l.N - first);
         const Tensor x = l.x.t.slice(first * l.I, rows * l.I), dy = l.dy.t.slice(first * l.O, rows * l.O);
-        cpu::linear_forward({.x_NI = x, .w_OI = l.w.t, .bias_O = l.b.t, .y_NO = r.y.t.slice(first * l.O, rows * l.O), .N = rows, .I = l.I, .O = l.O});
-        cpu::linear_backward_input({.dy_NO = dy, .w_OI = l.w.t, .dx_NI = r.dx.t.slice(first * l.I, rows * l.I), .N = rows, .I = l.I, .O = l.O});
-        cpu::linear_backward_weight({.dy_NO = dy, .x_NI = x, .dw_OI = r.dw.t, .dbias_O = r.db.t,
-                                     .accumulate = first == 0 ? Accumulate::overwrite : Accumulate::add, .N = rows, .I = l.I, .O = l.O});
+        cpu::linear_forward({.x_NI = x,
+                             .w_OI = l.w.t,
+                             .bias_O = l.b.t,
+                             .y_NO = r.y.t.slice(first * l.O, rows * l.O),
+                             .N = rows,
+                             .I = l.I,
+                             .O = l.O});
+        cpu::linear_backward_input({.dy_NO = dy,
+                                    .w_OI = l.w.t,
+                                    .dx_NI = r.dx.t.slice(first * l.I, rows * l.I),
+                                    .N = rows,
+                                    .I = l.I,
+                                    .O = l.O});
+        cpu::linear_backward_weight({.dy_NO = dy,
+                                     .x_NI = x,
+                                     .dw_OI = r.dw.t,
+                                     .dbias_O = r.db.t,
+                                     .accumulate = first == 0 ? Accumulate::overwrite : Accumulate::add,
+                                     .N = rows,
+                                     .I = l.I,
+                                     .O = l.O});
     }
     return r;
 }
@@ -174,7 +239,7 @@ Array product(const cpu::GemmKernels& kernels, cpu::Gemm g, DType result) {
 
 TEST_CASE("linear: forward equals the product in double") {
     for (const DType type : {DType::f32, DType::bf16})
-        for (const int64_t N : {1, 3, 17, 65})
+        for (const int64_t N : {1, 2, 3, 7, 17, 65})
             for (const int64_t I : {8, 33, 96})
                 for (const int64_t O : {1, 5, 128}) {
                     const Layer l(N, I, O, type);
@@ -188,7 +253,7 @@ TEST_CASE("linear: forward equals the product in double") {
 
 TEST_CASE("linear: gradients equal the products in double") {
     for (const DType type : {DType::f32, DType::bf16})
-        for (const int64_t N : {1, 3, 17, 65})
+        for (const int64_t N : {1, 2, 3, 7, 17, 65})
             for (const int64_t I : {8, 33, 96})
                 for (const int64_t O : {1, 5, 128}) {
                     const Layer l(N, I, O, type);
@@ -202,7 +267,14 @@ TEST_CASE("linear: several blocks in every dimension, with partial sums outside 
     const Layer l(1037, 1030, 1553, DType::bf16);
     Array y = Array::random(DType::bf16, l.N * l.O, 5);
     const Array start = y.copy();
-    cpu::linear_forward({.x_NI = l.x.t, .w_OI = l.w.t, .bias_O = l.b.t, .y_NO = y.t, .accumulate = Accumulate::add, .N = l.N, .I = l.I, .O = l.O});
+    cpu::linear_forward({.x_NI = l.x.t,
+                         .w_OI = l.w.t,
+                         .bias_O = l.b.t,
+                         .y_NO = y.t,
+                         .accumulate = Accumulate::add,
+                         .N = l.N,
+                         .I = l.I,
+                         .O = l.O});
     check(l.forward(y), y, &start, &l.b, 997);
     const Results r = run_all(l, l.N);
     check(l.backward_input(r.dx), r.dx, nullptr, nullptr, 997);
@@ -254,8 +326,14 @@ TEST_CASE("linear: no rows leave gradients of weights at zero, or as they were")
     Array dw = Array::random(DType::f32, l.O * l.I, 7), db = Array::random(DType::f32, l.O, 8);
     const Array dw0 = dw.copy(), db0 = db.copy();
     const auto backward = [&](Accumulate accumulate) {
-        cpu::linear_backward_weight({.dy_NO = l.dy.t, .x_NI = l.x.t, .dw_OI = dw.t, .dbias_O = db.t, .accumulate = accumulate,
-                                     .N = 0, .I = l.I, .O = l.O});
+        cpu::linear_backward_weight({.dy_NO = l.dy.t,
+                                     .x_NI = l.x.t,
+                                     .dw_OI = dw.t,
+                                     .dbias_O = db.t,
+                                     .accumulate = accumulate,
+                                     .N = 0,
+                                     .I = l.I,
+                                     .O = l.O});
     };
     backward(Accumulate::add);
     CHECK(dw == dw0);
@@ -286,7 +364,8 @@ TEST_CASE("gemm: AVX2 and AVX-512 agree to the bit, the portable version within 
                 check(g, portable, nullptr, nullptr, 41);
                 std::vector<Array> wide;
                 for (const cpu::GemmIsa isa : {cpu::GemmIsa::avx2, cpu::GemmIsa::avx512})
-                    if (const cpu::GemmKernels* kernels = cpu::gemm_kernels(isa)) wide.push_back(product(*kernels, g, type));
+                    if (const cpu::GemmKernels* kernels = cpu::gemm_kernels(isa))
+                        wide.push_back(product(*kernels, g, type));
                 if (wide.size() == 2) CHECK(wide[0] == wide[1]);
             }
         }

@@ -102,7 +102,8 @@ TEST_CASE("a permutation hits everything once and depends on its key") {
 TEST_CASE("samples are seq + 1 tokens that overlap by one, in order without shuffling") {
     const TemporaryFolder folder;
     write_file(folder / "a.bin", llmc_bytes(counting(14)));
-    Loader loader({{folder / "a.bin"}}, {.seq = 4, .micro_batch = 2, .global_batch = 2, .vocab = 100, .shuffle = Shuffle::off});
+    Loader loader({{folder / "a.bin"}},
+                  {.seq = 4, .micro_batch = 2, .global_batch = 2, .vocab = 100, .shuffle = Shuffle::off});
     CHECK(loader.samples_per_epoch() == 3);
     CHECK(loader.tokens() == 14);
     const GlobalBatch first = loader.next();
@@ -159,7 +160,8 @@ TEST_CASE("seek gives what reading up to there gives, across epochs and sources"
         const GlobalBatch batch = jumping.next();
         CHECK(batch.index == k);
         CHECK(ids_of(batch) == ids_of(batches[static_cast<size_t>(k)]));
-        for (size_t m = 0; m < batch.micro.size(); ++m) CHECK(batch.micro[m].tokens == batches[static_cast<size_t>(k)].micro[m].tokens);
+        for (size_t m = 0; m < batch.micro.size(); ++m)
+            CHECK(batch.micro[m].tokens == batches[static_cast<size_t>(k)].micro[m].tokens);
         CHECK(jumping.position() == k + 1);
     }
 }
@@ -168,7 +170,12 @@ TEST_CASE("the samples of a global batch do not depend on the layout") {
     const TemporaryFolder folder;
     write_file(folder / "a.bin", llmc_bytes(counting(1000)));
     const auto samples = [&](int64_t micro, int64_t first, int64_t count) {
-        Loader loader({{folder / "a.bin"}}, {.seq = 8, .micro_batch = micro, .global_batch = 12, .first_sequence = first, .sequence_count = count, .vocab = 65536});
+        Loader loader({{folder / "a.bin"}}, {.seq = 8,
+                                             .micro_batch = micro,
+                                             .global_batch = 12,
+                                             .first_sequence = first,
+                                             .sequence_count = count,
+                                             .vocab = 65536});
         loader.seek(3);
         const GlobalBatch batch = loader.next();
         CHECK(batch.valid_tokens == 96);
@@ -188,7 +195,8 @@ TEST_CASE("several files of a glob: samples do not cross files") {
     write_file(folder / "s_0.bin", llmc_bytes(counting(10)));
     write_file(folder / "s_1.bin", llmc_bytes(counting(3, 100)));  // too short for a sample
     write_file(folder / "s_2.bin", llmc_bytes(counting(9, 200)));
-    Loader loader({{folder / "s_*.bin"}}, {.seq = 4, .micro_batch = 4, .global_batch = 4, .vocab = 65536, .shuffle = Shuffle::off});
+    Loader loader({{folder / "s_*.bin"}},
+                  {.seq = 4, .micro_batch = 4, .global_batch = 4, .vocab = 65536, .shuffle = Shuffle::off});
     CHECK(loader.samples_per_epoch() == 4);
     const MicroBatch micro = loader.next().micro[0];
     CHECK(micro.tokens == Ids{0, 1, 2, 3, 4, 5, 6, 7, 200, 201, 202, 203, 204, 205, 206, 207});
@@ -199,8 +207,13 @@ TEST_CASE("isolated documents: positions and starts at every boundary") {
     const TemporaryFolder folder;
     // Documents [1 2 9], [3 9], [9] and [4 5 6 7 ...], 9 ends one; longer than a sequence at last.
     write_file(folder / "a.bin", llmc_bytes({1, 2, 9, 3, 9, 9, 4, 5, 6, 7, 8, 8, 8, 8, 8, 8, 8}));
-    Loader loader({{folder / "a.bin"}}, {.seq = 8, .micro_batch = 2, .global_batch = 2, .vocab = 10, .shuffle = Shuffle::off,
-                                         .documents = Documents::isolated, .end_of_document = 9});
+    Loader loader({{folder / "a.bin"}}, {.seq = 8,
+                                         .micro_batch = 2,
+                                         .global_batch = 2,
+                                         .vocab = 10,
+                                         .shuffle = Shuffle::off,
+                                         .documents = Documents::isolated,
+                                         .end_of_document = 9});
     const MicroBatch micro = loader.next().micro[0];
     CHECK(micro.tokens == Ids{1, 2, 9, 3, 9, 9, 4, 5, 6, 7, 8, 8, 8, 8, 8, 8});
     CHECK(micro.doc_start == Ids{0, 0, 0, 3, 3, 5, 6, 6, 0, 0, 0, 0, 0, 0, 0, 0});
@@ -215,7 +228,9 @@ TEST_CASE("isolated documents: positions and starts at every boundary") {
     }
     writer.finish();
     writer.commit();
-    Loader listed({{folder / "m"}}, {.seq = 8, .vocab = 10, .shuffle = Shuffle::off, .documents = Documents::isolated, .end_of_document = 9});
+    Loader listed(
+        {{folder / "m"}},
+        {.seq = 8, .vocab = 10, .shuffle = Shuffle::off, .documents = Documents::isolated, .end_of_document = 9});
     CHECK(listed.next().micro[0].doc_start == Ids{0, 0, 0, 3, 4, 4, 4, 4});
 }
 
@@ -227,7 +242,12 @@ TEST_CASE("prompt tokens are no targets, and valid tokens are counted over the w
         writer.finish();
         writer.commit();
     }
-    LoaderOptions options{.seq = 4, .micro_batch = 1, .global_batch = 2, .vocab = 10, .shuffle = Shuffle::off, .mask_prompt = PromptMask::on};
+    LoaderOptions options{.seq = 4,
+                          .micro_batch = 1,
+                          .global_batch = 2,
+                          .vocab = 10,
+                          .shuffle = Shuffle::off,
+                          .mask_prompt = PromptMask::on};
     Loader loader({{folder / "a.bin"}}, options);
     const GlobalBatch batch = loader.next();
     CHECK(batch.micro[0].tokens == Ids{1, 2, 3, 4});
@@ -250,12 +270,14 @@ TEST_CASE("bad data and bad sources are one sentence each") {
     write_file(folder / "a.bin", llmc_bytes({1, 2, 3, 4, 300, 6, 7, 8, 9}));
     const LoaderOptions options{.seq = 4, .vocab = 100, .shuffle = Shuffle::off};
     Loader loader({{folder / "a.bin"}}, options);
-    const std::string bad = "token 4 (byte 1032) of " + (folder / "a.bin") + " has the id 300, but the vocabulary has 100 ids";
+    const std::string bad =
+        "token 4 (byte 1032) of " + (folder / "a.bin") + " has the id 300, but the vocabulary has 100 ids";
     CHECK_PROBLEM(loader.next(), bad);
     CHECK_PROBLEM(loader.next(), bad);  // and again
     LoaderOptions long_sequence = options;
     long_sequence.seq = 1000;
-    CHECK_PROBLEM(Loader({{folder / "a.bin"}}, long_sequence), "3: data.train: " + (folder / "a.bin") + " has 9 tokens, but one sequence needs 1,001");
+    CHECK_PROBLEM(Loader({{folder / "a.bin"}}, long_sequence),
+                  "3: data.train: " + (folder / "a.bin") + " has 9 tokens, but one sequence needs 1,001");
     CHECK_PROBLEM(Loader({}, options), "2: data.train names no data");
     CHECK_PROBLEM(Loader({{folder / "a.bin", -1.0}}, options), "2: data.train: the weight of");
     CHECK_PROBLEM(Loader({{folder / "a.bin", 0.0}}, options), "weights must be positive");
@@ -274,8 +296,10 @@ TEST_CASE("the content hash follows the data, not its place") {
     const auto hash = [&](const std::vector<DataSource>& sources) { return Loader(sources, options).content_hash(); };
     CHECK(hash({{folder / "a.bin"}}) == hash({{folder / "other/a.bin"}}));
     CHECK(hash({{folder / "a.bin"}}) != hash({{folder / "b.bin"}}));
-    CHECK(hash({{folder / "a.bin", 1.0}, {folder / "b.bin", 2.0}}) == hash({{folder / "a.bin", 2.0}, {folder / "b.bin", 4.0}}));
-    CHECK(hash({{folder / "a.bin", 1.0}, {folder / "b.bin", 2.0}}) != hash({{folder / "a.bin", 2.0}, {folder / "b.bin", 2.0}}));
+    CHECK(hash({{folder / "a.bin", 1.0}, {folder / "b.bin", 2.0}}) ==
+          hash({{folder / "a.bin", 2.0}, {folder / "b.bin", 4.0}}));
+    CHECK(hash({{folder / "a.bin", 1.0}, {folder / "b.bin", 2.0}}) !=
+          hash({{folder / "a.bin", 2.0}, {folder / "b.bin", 2.0}}));
 }
 
 TEST_CASE("more than 2^32 samples") {
@@ -283,8 +307,10 @@ TEST_CASE("more than 2^32 samples") {
     const int64_t length = (int64_t{1} << 31) - 1;
     write_file(folder / "big.bin", "");
     std::filesystem::resize_file(folder / "big.bin", static_cast<uintmax_t>(3 * length));  // sparse, u8
-    std::string idx = std::string("MMIDIDX\0\0", 9) + raw(std::vector<uint64_t>{1}) + '\1' + raw(std::vector<uint64_t>{3, 2});
-    idx += raw(std::vector<int32_t>(3, static_cast<int32_t>(length))) + raw(std::vector<int64_t>{0, length, 2 * length, 0, 3});
+    std::string idx =
+        std::string("MMIDIDX\0\0", 9) + raw(std::vector<uint64_t>{1}) + '\1' + raw(std::vector<uint64_t>{3, 2});
+    idx += raw(std::vector<int32_t>(3, static_cast<int32_t>(length))) +
+           raw(std::vector<int64_t>{0, length, 2 * length, 0, 3});
     write_file(folder / "big.idx", idx);
     Loader loader({{folder / "big"}}, {.seq = 1, .global_batch = 4, .vocab = 2, .shuffle = Shuffle::off});
     const int64_t samples = 3 * length - 1;

@@ -44,12 +44,13 @@ double worst_ulp(F f, Want want, Allowed allowed, double from, double to) {
 // ---------------------------------------------------------------- optimizers
 
 // Tensors of many sizes with gaps: several chunks share the largest, and one chunk holds several small ones.
-const std::vector<Segment> segments = {{0, 5000, 0.1f},     {5003, 1, 0.0f},     {5010, 33, 0.1f},
-                                       {5043, 30001, 0.1f}, {35100, 4096, 0.0f}, {39200, 7, 0.2f}};
+const std::vector<Segment> segments = {{0, 5000, 0.1f},     {5003, 1, 0.0f, false},     {5010, 33, 0.1f},
+                                       {5043, 30001, 0.1f}, {35100, 4096, 0.0f, false}, {39200, 7, 0.0f}};
 constexpr int64_t flat = 39300;
 // The same elements with other cuts.
-const std::vector<Segment> finer = {{0, 17, 0.1f},       {17, 4983, 0.1f},     {5003, 1, 0.0f},     {5010, 33, 0.1f},
-                                    {5043, 12345, 0.1f}, {17388, 17656, 0.1f}, {35100, 4096, 0.0f}, {39200, 7, 0.2f}};
+const std::vector<Segment> finer = {
+    {0, 17, 0.1f},       {17, 4983, 0.1f},     {5003, 1, 0.0f, false},     {5010, 33, 0.1f},
+    {5043, 12345, 0.1f}, {17388, 17656, 0.1f}, {35100, 4096, 0.0f, false}, {39200, 7, 0.0f}};
 
 bool in_some_segment(int64_t i) {
     for (const Segment& s : segments)
@@ -297,7 +298,7 @@ TEST_CASE("LAMB: ten steps against double, a ratio of 1 for zero norms and undec
             }
             CHECK(std::abs(s.norms[2 * static_cast<int64_t>(t)] - w2) <= 1e-5 * w2);
             CHECK(std::abs(s.norms[2 * static_cast<int64_t>(t) + 1] - u2) <= 1e-5 * u2);
-            const double ratio = segment.weight_decay != 0 && w2 > 0 && u2 > 0 ? std::sqrt(w2 / u2) : 1.0;
+            const double ratio = segment.trust_ratio && w2 > 0 && u2 > 0 ? std::sqrt(w2 / u2) : 1.0;
             for (int64_t k = 0; k < segment.elems; ++k)
                 w[static_cast<size_t>(segment.offset + k)] -= 1e-2f * ratio * u[static_cast<size_t>(k)];
         }

@@ -28,9 +28,14 @@ void write_golden(const TemporaryFolder& folder) {
     write_file(folder / "g.idx", golden_idx);
 }
 
-std::string patched(std::string bytes, size_t offset, const std::string& with) { return bytes.replace(offset, with.size(), with); }
+std::string patched(std::string bytes, size_t offset, const std::string& with) {
+    return bytes.replace(offset, with.size(), with);
+}
 
-template <class T> std::string little(T value) { return raw(std::vector<T>{value}); }
+template <class T>
+std::string little(T value) {
+    return raw(std::vector<T>{value});
+}
 
 Ids all_of(const TokenFile& file) {
     Ids ids(static_cast<size_t>(file.tokens()));
@@ -113,7 +118,8 @@ TEST_CASE("every type of token is read, and what fits no vocabulary stays visibl
     const TemporaryFolder folder;
     const auto write = [&](int code, const std::string& bin, int tokens) {
         write_file(folder / "t.bin", bin);
-        std::string idx = golden_idx.substr(0, 17) + static_cast<char>(code) + little<uint64_t>(1) + little<uint64_t>(2);
+        std::string idx =
+            golden_idx.substr(0, 17) + static_cast<char>(code) + little<uint64_t>(1) + little<uint64_t>(2);
         idx += little<int32_t>(tokens) + little<int64_t>(0) + little<int64_t>(0) + little<int64_t>(1);
         write_file(folder / "t.idx", idx);
     };
@@ -161,11 +167,14 @@ TEST_CASE("malformed Megatron files are one sentence each") {
         write_file(folder / "x.idx", idx);
         TokenFile(folder / "x");
     };
-    const auto index = [&](size_t offset, const std::string& with) { open(golden_bin, patched(golden_idx, offset, with)); };
+    const auto index = [&](size_t offset, const std::string& with) {
+        open(golden_bin, patched(golden_idx, offset, with));
+    };
     CHECK_PROBLEM(open(golden_bin, ""), "x.idx is empty");
     CHECK_PROBLEM(open("", golden_idx), "x.bin is empty");
     CHECK_PROBLEM(open(golden_bin, golden_idx.substr(0, 20)), "cut off: 20 bytes, but the header alone has 34");
-    CHECK_PROBLEM(open(golden_bin, golden_idx.substr(0, 101)), "claims 3 sequences and 4 document entries, which does not make its 101 bytes");
+    CHECK_PROBLEM(open(golden_bin, golden_idx.substr(0, 101)),
+                  "claims 3 sequences and 4 document entries, which does not make its 101 bytes");
     CHECK_PROBLEM(open(golden_bin, golden_idx + "\1\1\1"), "multi-modal");
     CHECK_PROBLEM(index(0, "X"), "MMIDIDX");
     CHECK_PROBLEM(index(9, "\2"), "has version 2");
@@ -210,7 +219,9 @@ TEST_CASE("offsets beyond 4 GiB and counts beyond 2^32 tokens") {
 
     // llm.c: 1.5e9 u16 tokens, so byte offsets go beyond 2^31.
     const int64_t many = 1'500'000'000;
-    write_sparse(folder / "long.bin", 1024 + 2 * many, {{0, llmc_bytes({}).substr(0, 8) + little<int32_t>(many)}, {1024 + 2 * (many - 1), little<uint16_t>(777)}});
+    write_sparse(
+        folder / "long.bin", 1024 + 2 * many,
+        {{0, llmc_bytes({}).substr(0, 8) + little<int32_t>(many)}, {1024 + 2 * (many - 1), little<uint16_t>(777)}});
     const TokenFile flat(folder / "long.bin");
     CHECK(flat.tokens() == many);
     CHECK(flat.at(many - 1) == 777);
@@ -227,7 +238,8 @@ TEST_CASE("long llm.c output becomes shards, which a glob reads in order") {
         for (const int32_t id : all_of(file)) joined.push_back(id);
     }
     CHECK(joined == Ids{1, 2, 3, 4, 5, 6, 7, 8, 9});
-    CHECK_PROBLEM(write_documents(folder / "s", TokenFormat::llmc, TokenType::u16, three_documents), "looks like a shard of an earlier output");
+    CHECK_PROBLEM(write_documents(folder / "s", TokenFormat::llmc, TokenType::u16, three_documents),
+                  "looks like a shard of an earlier output");
     CHECK_PROBLEM(open_token_files(folder / "t_*.bin"), "no token file matches");
 }
 
@@ -305,7 +317,8 @@ TEST_CASE("inspect and convert") {
     CHECK(a.end_of_document == 256);
     CHECK(inspect(folder / "a_*.bin", 3).documents == 2);
 
-    const ConvertResult b = convert({.input = folder / "a_*.bin", .prefix = folder / "b", .format = TokenFormat::megatron});
+    const ConvertResult b =
+        convert({.input = folder / "a_*.bin", .prefix = folder / "b", .format = TokenFormat::megatron});
     CHECK(b.documents == 3);
     CHECK(all_of(TokenFile(folder / "b")) == Ids{1, 2, 256, 256, 3, 256, 4, 5, 6});
     CHECK(TokenFile(folder / "b").next_listed_document(0) == 3);
@@ -314,8 +327,10 @@ TEST_CASE("inspect and convert") {
     CHECK(bs.documents == 3);
     CHECK_FALSE(bs.end_of_document);
 
-    CHECK_PROBLEM(convert({.input = folder / "b", .prefix = folder / "c", .format = TokenFormat::llmc}), "do not end with one common id");
-    const ConvertResult c = convert({.input = folder / "b", .prefix = folder / "c", .format = TokenFormat::llmc, .end_of_document = 256});
+    CHECK_PROBLEM(convert({.input = folder / "b", .prefix = folder / "c", .format = TokenFormat::llmc}),
+                  "do not end with one common id");
+    const ConvertResult c =
+        convert({.input = folder / "b", .prefix = folder / "c", .format = TokenFormat::llmc, .end_of_document = 256});
     CHECK(c.appended_ends == 1);
     CHECK(all_of(TokenFile(folder / "c")) == Ids{1, 2, 256, 256, 3, 256, 4, 5, 6, 256});
     CHECK_PROBLEM(convert({.input = folder / "c", .prefix = folder / "c", .format = TokenFormat::llmc}), "2: --out");

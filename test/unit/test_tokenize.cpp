@@ -18,7 +18,8 @@ namespace {
 
 using Ids = std::vector<int32_t>;
 
-const std::string golden = (std::filesystem::path(__FILE__).parent_path().parent_path() / "golden" / "tokenizers").string();
+const std::string golden =
+    (std::filesystem::path(__FILE__).parent_path().parent_path() / "golden" / "tokenizers").string();
 
 Ids tokens_of(const std::string& path) {
     const TokenFile file(path);
@@ -83,8 +84,12 @@ TEST_CASE("the output does not depend on threads or chunks") {
         }
         for (const auto& [threads, chunk] : {std::pair<int, int64_t>{1, 1 << 20}, {1, 100}, {3, 777}, {2, 4096}}) {
             INFO(name << ", " << threads << " threads, chunks of " << chunk);
-            tokenize({.inputs = {folder / "a.txt", folder / "b.txt"}, .tokenizer = tokenizer, .prefix = folder / "o", .format = TokenFormat::megatron,
-                      .threads = threads, .chunk_bytes = chunk});
+            tokenize({.inputs = {folder / "a.txt", folder / "b.txt"},
+                      .tokenizer = tokenizer,
+                      .prefix = folder / "o",
+                      .format = TokenFormat::megatron,
+                      .threads = threads,
+                      .chunk_bytes = chunk});
             CHECK(tokens_of(folder / "o") == expected);
             CHECK(TokenFile(folder / "o").listed_documents() == 2);
         }
@@ -95,7 +100,8 @@ TEST_CASE("a validation part: the end of one file, whole documents of many") {
     const TemporaryFolder folder;
     const std::string text = long_text(300);
     write_file(folder / "a.txt", text);
-    TokenizeResult result = tokenize({.inputs = {folder / "a.txt"}, .prefix = folder / "o", .validation = 0.1, .chunk_bytes = 1000});
+    TokenizeResult result =
+        tokenize({.inputs = {folder / "a.txt"}, .prefix = folder / "o", .validation = 0.1, .chunk_bytes = 1000});
     Ids train = tokens_of(folder / "o_train.bin"), val = tokens_of(folder / "o_val.bin");
     REQUIRE(train.back() == 256);
     train.pop_back();
@@ -119,15 +125,20 @@ TEST_CASE("a validation part: the end of one file, whole documents of many") {
     Ids expected;
     for (const char* number : {"9", "19", "29", "39", "49"}) append(expected, bytes_and_end(number));
     CHECK(tokens_of(folder / "q_val.bin") == expected);
-    CHECK_PROBLEM(tokenize({.inputs = {folder / "b.jsonl"}, .prefix = folder / "r", .validation = 0.01}), "--val 0.01 gives no document");
-    CHECK_PROBLEM(tokenize({.inputs = {folder / "b.jsonl"}, .prefix = folder / "r", .validation = 1e9}), "2: --val 1000000000 of 740 bytes");
-    CHECK_PROBLEM(tokenize({.inputs = {folder / "b.jsonl"}, .prefix = folder / "r", .validation = -1}), "2: --val -1 is neither");
+    CHECK_PROBLEM(tokenize({.inputs = {folder / "b.jsonl"}, .prefix = folder / "r", .validation = 0.01}),
+                  "--val 0.01 gives no document");
+    CHECK_PROBLEM(tokenize({.inputs = {folder / "b.jsonl"}, .prefix = folder / "r", .validation = 1e9}),
+                  "2: --val 1000000000 of 740 bytes");
+    CHECK_PROBLEM(tokenize({.inputs = {folder / "b.jsonl"}, .prefix = folder / "r", .validation = -1}),
+                  "2: --val -1 is neither");
     CHECK_FALSE(std::filesystem::exists(folder / "r_train.bin.tmp"));
 }
 
 TEST_CASE("JSONL with prompts: what is masked") {
     const TemporaryFolder folder;
-    write_file(folder / "a.jsonl", "{\"text\": \"x\"}\n\n{\"prompt\": \"ab\", \"completion\": \"cd\"}\n{\"text\": \"\"}\n{\"text\": \"y\"}");
+    write_file(
+        folder / "a.jsonl",
+        "{\"text\": \"x\"}\n\n{\"prompt\": \"ab\", \"completion\": \"cd\"}\n{\"text\": \"\"}\n{\"text\": \"y\"}");
     const TokenizeResult result = tokenize({.inputs = {folder / "a.jsonl"}, .prefix = folder / "o"});
     CHECK(tokens_of(folder / "o.bin") == Ids{'x', 256, 'a', 'b', 'c', 'd', 256, 'y', 256});
     CHECK(result.empty_documents == 1);
@@ -143,9 +154,12 @@ TEST_CASE("JSONL with prompts: what is masked") {
 
 TEST_CASE("chat messages: three layouts") {
     const TemporaryFolder folder;
-    write_file(folder / "chat.jsonl", R"({"messages": [{"role": "system", "content": "Be kind."}, {"role": "user", "content": " Hi <|im_end|>"}, {"role": "assistant", "content": "Hello!"}]})");
+    write_file(
+        folder / "chat.jsonl",
+        R"({"messages": [{"role": "system", "content": "Be kind."}, {"role": "user", "content": " Hi <|im_end|>"}, {"role": "assistant", "content": "Hello!"}]})");
     const auto decoded = [&](const std::string& tokenizer, SpecialText special, bool prompt) {
-        tokenize({.inputs = {folder / "chat.jsonl"}, .tokenizer = tokenizer, .prefix = folder / "o", .special = special});
+        tokenize(
+            {.inputs = {folder / "chat.jsonl"}, .tokenizer = tokenizer, .prefix = folder / "o", .special = special});
         const Ids ids = tokens_of(folder / "o.bin");
         const MaskFile mask(folder / "o.mask", std::ssize(ids));
         Ids chosen;
@@ -157,7 +171,8 @@ TEST_CASE("chat messages: three layouts") {
     CHECK(decoded("bytes", SpecialText::match, true) == "system: Be kind.\nuser:  Hi <|im_end|>\nassistant:");
     CHECK(decoded("bytes", SpecialText::match, false) == " Hello!\n");
     const std::string qwen = golden + "/qwen2.json";
-    const std::string prompt = "<|im_start|>system\nBe kind.<|im_end|>\n<|im_start|>user\n Hi <|im_end|><|im_end|>\n<|im_start|>assistant\n\n";
+    const std::string prompt =
+        "<|im_start|>system\nBe kind.<|im_end|>\n<|im_start|>user\n Hi <|im_end|><|im_end|>\n<|im_start|>assistant\n\n";
     CHECK(decoded(qwen, SpecialText::match, true) == prompt);
     CHECK(decoded(qwen, SpecialText::match, false) == "Hello!<|im_end|><|endoftext|>");
     const Tokenizer tokenizer = Tokenizer::load(qwen);
@@ -194,7 +209,8 @@ TEST_CASE("bad text is one sentence each and leaves nothing behind") {
         write_file(folder / "x.txt", bytes);
         tokenize({.inputs = {folder / "x.txt"}, .tokenizer = tokenizer, .prefix = folder / "o", .chunk_bytes = chunk});
     };
-    CHECK_PROBLEM(text(long_text(100) + "\xff tail", 512), "x.txt is not UTF-8 at byte offset " + std::to_string(long_text(100).size()) + " (0xff)");
+    CHECK_PROBLEM(text(long_text(100) + "\xff tail", 512),
+                  "x.txt is not UTF-8 at byte offset " + std::to_string(long_text(100).size()) + " (0xff)");
     CHECK_PROBLEM(text(std::string(5000, '\xfe'), 512), "byte offset 0 (0xfe)");
     CHECK_PROBLEM(text("abc\xe4\xb8", 512), "byte offset 3 (0xe4)");
     const auto lines = [&](const std::string& bytes) {

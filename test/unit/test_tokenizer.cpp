@@ -50,7 +50,8 @@ std::string code_point(uint32_t c) {
     if (c < 0x10000) {
         append_utf8(out, c);
     } else {
-        for (const uint32_t byte : {0xF0 | c >> 18, 0x80 | (c >> 12 & 63), 0x80 | (c >> 6 & 63), 0x80 | (c & 63)}) out += static_cast<char>(byte);
+        for (const uint32_t byte : {0xF0 | c >> 18, 0x80 | (c >> 12 & 63), 0x80 | (c >> 6 & 63), 0x80 | (c & 63)})
+            out += static_cast<char>(byte);
     }
     return out;
 }
@@ -105,7 +106,8 @@ class ChangedTokenizer {
 public:
     ChangedTokenizer(const std::string& base, const std::function<void(json&)>& change) {
         static int count = 0;
-        path_ = fs::temp_directory_path() / ("trifold-tokenizer-" + std::to_string(::getpid()) + "-" + std::to_string(count++) + ".json");
+        path_ = fs::temp_directory_path() /
+                ("trifold-tokenizer-" + std::to_string(::getpid()) + "-" + std::to_string(count++) + ".json");
         json file = read_json(golden_folder / (base + ".json"));
         change(file);
         std::ofstream(path_) << file;
@@ -216,7 +218,8 @@ TEST_CASE("a text cut at last_cut gives the same ids") {
         }
         CHECK(cuts > 2000);
     }
-    CHECK(Tokenizer::load(tokenizer_path("gpt2_prefix")).last_cut("one two three ") == 0);  // its tokens take white space
+    CHECK(Tokenizer::load(tokenizer_path("gpt2_prefix")).last_cut("one two three ") ==
+          0);  // its tokens take white space
 }
 
 TEST_CASE("long words are merged in reasonable time") {
@@ -235,7 +238,8 @@ TEST_CASE("documents: prefix and end") {
     CHECK(llama.piece(llama.end_of_document()) == "<|endoftext|>");
     const Tokenizer other = Tokenizer::load(tokenizer_path("llama3"), "<|eot_id|>");
     CHECK(other.piece(other.end_of_document()) == "<|eot_id|>");
-    CHECK(problem_of([] { Tokenizer::load(tokenizer_path("llama3"), "<nix>"); }).find("no added token \"<nix>\"") != std::string::npos);
+    CHECK(problem_of([] { Tokenizer::load(tokenizer_path("llama3"), "<nix>"); }).find("no added token \"<nix>\"") !=
+          std::string::npos);
     const ChangedTokenizer none("gpt2", [](json& file) { file["added_tokens"] = json::array(); });
     CHECK(problem_of([&] { Tokenizer::load(none.path()).end_of_document(); }).find("--eod") != std::string::npos);
 }
@@ -246,10 +250,12 @@ TEST_CASE("text that is not UTF-8 is refused with its offset") {
     CHECK(refused("abc\xff").find("byte offset 3 (0xff)") != std::string::npos);
     CHECK(refused("0123456789\xc3").find("byte offset 10 (0xc3)") != std::string::npos);
     // Overlong forms, a surrogate, beyond U+10FFFF, a lone continuation, a broken sequence.
-    for (const char* bad : {"\xc0\x80", "\xe0\x80\x80", "\xf0\x80\x80\x80", "\xed\xa0\x80", "\xf4\x90\x80\x80", "\x80", "\xe2\x82x", "\xf8\x88\x80\x80\x80"}) {
+    for (const char* bad : {"\xc0\x80", "\xe0\x80\x80", "\xf0\x80\x80\x80", "\xed\xa0\x80", "\xf4\x90\x80\x80", "\x80",
+                            "\xe2\x82x", "\xf8\x88\x80\x80\x80"}) {
         CHECK(refused(std::string("ok") + bad).find("byte offset 2") != std::string::npos);
     }
-    for (const char* good : {"\xc2\x80", "\xe0\xa0\x80", "\xed\x9f\xbf", "\xf0\x90\x80\x80", "\xf4\x8f\xbf\xbf"}) CHECK(refused(good) == "no problem");
+    for (const char* good : {"\xc2\x80", "\xe0\xa0\x80", "\xed\x9f\xbf", "\xf0\x90\x80\x80", "\xf4\x8f\xbf\xbf"})
+        CHECK(refused(good) == "no problem");
 }
 
 TEST_CASE("unknown kinds of tokenizer.json are refused by name") {
@@ -279,14 +285,20 @@ TEST_CASE("unknown kinds of tokenizer.json are refused by name") {
     says(refusal("llama3", [&](json& f) { split(f)["pattern"] = {{"String", " "}}; }), "without a regular expression");
     says(refusal("llama3", [&](json& f) { split(f)["behavior"] = "Removed"; }), "not \"Isolated\"");
     says(refusal("llama3", [&](json& f) { split(f)["invert"] = true; }), "inverted");
-    says(refusal("llama3", [&](json& f) { f["pre_tokenizer"]["pretokenizers"].push_back({{"type", "Digits"}}); }), "pre-tokenizer Digits");
+    says(refusal("llama3",
+                 [&](json& f) {
+                     f["pre_tokenizer"]["pretokenizers"].push_back({{"type", "Digits"}});
+                 }),
+         "pre-tokenizer Digits");
     says(refusal("llama3", [&](json& f) { f["pre_tokenizer"]["pretokenizers"].erase(1); }), "another sequence");
     says(refusal("gpt2", [](json& f) { f["decoder"]["type"] = "Metaspace"; }), "decoder Metaspace");
-    says(refusal("gpt2", [](json& f) { f["post_processor"]["type"] = "BertProcessing"; }), "post-processor BertProcessing");
+    says(refusal("gpt2", [](json& f) { f["post_processor"]["type"] = "BertProcessing"; }),
+         "post-processor BertProcessing");
     says(refusal("gpt2", [](json& f) { f["added_tokens"][0]["single_word"] = true; }), "single_word");
     says(refusal("gpt2", [](json& f) { f["added_tokens"][0]["id"] = 3; }), "the id 3");
     says(refusal("gpt2", [](json& f) { f = json::object(); }), "not a tokenizer.json");
-    says(problem_of([] { Tokenizer::load("/nonexistent/tokenizer.json"); }), "cannot open the tokenizer /nonexistent/tokenizer.json");
+    says(problem_of([] { Tokenizer::load("/nonexistent/tokenizer.json"); }),
+         "cannot open the tokenizer /nonexistent/tokenizer.json");
     says(problem_of([] { Tokenizer::load("/"); }), "is a folder");
     says(problem_of([] { Tokenizer::load(__FILE__); }), "is not JSON");
 }

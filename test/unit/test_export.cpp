@@ -1,0 +1,67 @@
+#if __has_include(<catch2/catch_all.hpp>)
+#include <catch2/catch_all.hpp>
+#else
+#include <catch2/catch.hpp>
+#endif
+// test/unit/test_export.cpp   trifold export: from a run directory to a Hugging Face folder, and what it refuses.
+#include "checkpoint/huggingface.h"
+#include "commands/export.h"
+#include "test/unit/fake_run.h"
+
+using namespace trifold;
+namespace fs = std::filesystem;
+
+namespace {
+
+int run_export(std::vector<std::string> args) {
+    args.insert(args.begin(), "export");
+    std::vector<char*> argv;
+    for (std::string& a : args) argv.push_back(a.data());
+    return export_command(static_cast<int>(argv.size()), argv.data());
+}
+
+std::string usage_problem(const std::vector<std::string>& args) {
+    try {
+        run_export(args);
+    } catch (const Problem& e) {
+        CHECK(e.code() == Exit::usage);
+        return e.what();
+    }
+    return "";
+}
+
+}  // namespace
+
+TEST_CASE("export takes the newest undamaged checkpoint of a run") {
+    const TemporaryFolder folder;
+    save(folder / "run/checkpoints", 1);
+    const std::string second = save(folder / "run/checkpoints", 2).path;
+    CHECK(run_export({folder / "run", "--to", folder / "a", "--format", "hf"}) == 0);
+    write_bytes(second + "/manifest.json", "{}");
+    CHECK(run_export({folder / "run", "--to=" + folder / "b", "--dtype=bf16", "--file-bytes=2000"}) == 0);
+
+    const ParameterTable table(read_hf_config(folder / "a"));
+    std::vector<float> weights(static_cast<size_t>(table.flat_elems()));
+    import_hf(folder / "a", table, weights.data());
+    CHECK(std::memcmp(weights.data(), FakeRun(2).master.data(), weights.size() * 4) == 0);
+    import_hf(folder / "b", table, weights.data());
+    std::vector<float> first = FakeRun(1).master;
+    for (float& x : first) x = static_cast<float>(bf16(x));
+    CHECK(std::memcmp(weights.data(), first.data(), weights.size() * 4) == 0);
+    CHECK(fs::exists(folder / "b/model.safetensors.index.json"));
+
+    CHECK(has(problem_of([&] { run_export({folder / "run", "--to", folder / "a"}); }), "not an empty folder"));
+    CHECK(has(problem_of([&] { run_export({second, "--to", folder / "c"}); }), "step-00000002 is damaged"));
+    CHECK_FALSE(fs::exists(folder / "c"));
+}
+
+TEST_CASE("export refuses what it does not know") {
+    CHECK(has(usage_problem({"x"}), "--to DIR"));
+    CHECK(has(usage_problem({"--to", "y"}), "one checkpoint, not 0"));
+    CHECK(has(usage_problem({"x", "z", "--to", "y"}), "one checkpoint, not 2"));
+    CHECK(has(usage_problem({"x", "--to", "y", "--format", "gguf"}), "--format=gguf"));
+    CHECK(has(usage_problem({"x", "--to", "y", "--dtype", "fp16"}), "--dtype=fp16"));
+    CHECK(has(usage_problem({"x", "--to", "y", "--file-bytes=0"}), "--file-bytes=0"));
+    CHECK(has(usage_problem({"x", "--to", "y", "--model.layers=3"}), "leave out model.layers"));
+    CHECK(has(usage_problem({"x", "--to", "y", "--dtyp", "bf16"}), "--dtype"));
+}
