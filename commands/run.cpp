@@ -138,7 +138,7 @@ FoundCheckpoint Run::Parts::checkpoint_to_resume() const {
     const LoadOptions options{.threads = static_cast<int>(config.run.threads)};
     const std::string& resume = config.checkpoint.resume;
     if (resume == "none") return {};
-    const bool elsewhere = resume != "auto" && !is_own_checkpoint(resume);
+    const bool elsewhere = resume != "auto" && std::filesystem::exists(resume) && !is_own_checkpoint(resume);
     if (resume == "auto" || (elsewhere && !list_checkpoints(config.checkpoint.dir).complete.empty())) return find_newest(config.checkpoint.dir, options);
     return open_checkpoint(resume, options);
 }
