@@ -61,7 +61,7 @@ Config train_config(const std::vector<std::string>& args) {
     context.read_model = read_model_of;
     Config config = parse_config(args, context);
     resolve(config);
-    if (config.train.steps == 0) throw Problem(Exit::usage, "train.steps is not given: --train.steps=N says how long the run is");
+    if (!config.origin.contains("train.steps")) throw Problem(Exit::usage, "train.steps is not given: --train.steps=N says how long the run is");
     if (config.run.device == Device::cuda)
         throw Problem(Exit::usage, "--run.device=cuda: this build of trifold has no CUDA half; use --run.device=cpu");
     omp_set_num_threads(static_cast<int>(config.run.threads));

@@ -44,9 +44,8 @@ while true; do
     complete=$(newest_complete "$run")
     start "$run"
     if [ "$killed" -lt "$kills" ]; then
-        # Up to a third of a whole run, early moments more often: while it starts, loads, or in one of its next steps.
-        r=$RANDOM
-        delay_ms=$(((whole_ms / 3 + 20) * r / 32768 * r / 32768))
+        # Any moment of a whole run: while it starts, loads, or in one of its steps.
+        delay_ms=$(((whole_ms + 20) * RANDOM / 32768))
         sleep "$(printf '%d.%03d' $((delay_ms / 1000)) $((delay_ms % 1000)))"
         kill -9 "$pid" 2>/dev/null || true
     fi

@@ -325,6 +325,7 @@ TEST_CASE("a configuration survives JSON bit for bit") {
                          "--model.rope_scaling.kind=linear", "--model.rope_scaling.factor=2.7",
                          "--debug.streams=adversarial", "--run.dir=x/y"});
     c.model.init_std = 0.1 + 0.2;
+    c.origin["model.init_std"] = "flag";
     const std::string text = to_json(c);
     const Config back = config_from_json(text, "manifest");
     CHECK(to_json(back) == text);
@@ -344,7 +345,11 @@ TEST_CASE("a configuration survives JSON bit for bit") {
     const std::string with = to_json(c, Origins::with);
     CHECK(contains(with, "\"optim.lr\": \"flag\""));
     CHECK(contains(with, "\"optim.beta1\": \"default\""));
-    CHECK(to_json(config_from_json(with, "config.json")) == text);
+    // What was derived is derived again, not given: another run.dir must not write into the first run's checkpoints.
+    Config again = config_from_json(with, "config.json");
+    CHECK(again.checkpoint.dir.empty());
+    resolve(again);
+    CHECK(to_json(again) == text);
 }
 
 TEST_CASE("models are compared by what their weights depend on") {
