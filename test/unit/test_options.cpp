@@ -304,7 +304,7 @@ TEST_CASE("resolve refuses what cannot work") {
     CHECK(contains(refusal_of_resolve({"--train.micro_batch=16777216"}), "at once"));
     CHECK(contains(refusal_of_resolve({"--optim.min_lr=1"}), "optim.min_lr = 1 is above optim.lr"));
     CHECK(contains(refusal_of_resolve({"--train.steps=10", "--optim.schedule=wsd", "--optim.decay_steps=11"}),
-                   "wsd decays at the end"));
+                   "wsd warms up, then decays"));
     CHECK(contains(refusal_of_resolve({"--train.steps=10", "--optim.warmup_steps=6", "--optim.decay_steps=5"}),
                    "which includes the warm-up"));
     CHECK(contains(refusal_of_resolve({"--data.eval_every=5"}), "needs data.val"));
