@@ -1,0 +1,398 @@
+// test/emulation/race_detector.cpp   Finds accesses to the same bytes that no barrier orders, whatever order they ran in.
+//
+// Kernels are compiled with clang's -fsanitize=thread and linked without its library: the call before each load and store
+// comes here. Looked at are shared memory and device allocations.
+//
+// Order      Of two accesses by different threads the earlier one happens before the later one iff a block barrier lies
+//            between them, or both are of one warp and a chain of __syncwarp leads from one to the other. Shuffles, votes,
+//            ldmatrix and mma order nothing, neither do atomics, and blocks of a grid are never ordered. Launches are: the
+//            stream engine looks after those.
+// Shadow     Time is cut into intervals: a new one begins with each block and each block barrier. For each 4-byte word a
+//            cell holds all accesses of the current interval (in a list), and of the same launch's earlier blocks which
+//            bytes they read and wrote. Within a warp, vector clocks count each lane's __syncwarp calls. So no race is
+//            missed for want of memory, and none is reported that is not one.
+// Declared   What an operation declared (declare_accesses) is checked against what its kernels touch of device memory.
+#include "test/emulation/race_detector.h"
+
+#include <sys/mman.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <cstdio>
+#include <cstring>
+#include <map>
+#include <set>
+#include <tuple>
+#include <vector>
+
+#include "test/emulation/symbols.h"
+
+extern "C" std::byte __start_emulation_shared[] __attribute__((weak)), __stop_emulation_shared[] __attribute__((weak));
+
+namespace trifold::emulation {
+namespace {
+
+using races::Kind;
+
+constexpr uintptr_t word = 4;
+
+// An instruction, relative to the program's base; or, from `first_site` on, an index into `sites`.
+using Place = uint32_t;
+constexpr Place first_site = 0x80000000u;
+std::vector<Site> sites;
+
+// One access of the current interval to some bytes of a word.
+struct Use {
+    uint32_t next;  // in `uses`; 0 ends the list
+    uint16_t thread;
+    uint8_t bytes;
+    Kind kind;
+    uint32_t clock;  // of its lane
+    Place place;
+};
+std::vector<Use> uses(1);
+
+// Which bytes of a word a block, or several, accessed, and where it last did, by kind.
+struct Summary {
+    uint8_t bytes[3] = {};
+    Place place[3] = {};
+};
+struct Cell {
+    uint32_t interval = 0;
+    uint32_t reads = 0, writes = 0;  // lists of that interval; atomics are among the writes
+    Summary block, earlier_blocks;
+};
+
+// A piece of memory and the cells of its words. The pages of a large shadow exist once touched.
+class Region {
+public:
+    Region() = default;
+    Region(const void* begin, size_t bytes) { place(begin, bytes); }
+    Region(const Region&) = delete;
+    Region& operator=(const Region&) = delete;
+    ~Region() {
+        if (cells_) munmap(cells_, shadow_bytes_);
+    }
+    // Moves to other memory. Old cells need no cleaning: their intervals have passed.
+    void place(const void* begin, size_t bytes) {
+        begin_ = reinterpret_cast<uintptr_t>(begin);
+        end_ = begin_ + bytes;
+        const size_t needed = (bytes / word + 2) * sizeof(Cell);
+        if (needed <= shadow_bytes_) return;
+        if (cells_) munmap(cells_, shadow_bytes_);
+        void* memory = mmap(nullptr, needed, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+        if (memory == MAP_FAILED) die("no memory for the race detector");
+        cells_ = static_cast<Cell*>(memory);
+        shadow_bytes_ = needed;
+    }
+    bool contains(uintptr_t p) const { return p - begin_ < end_ - begin_; }
+    uintptr_t begin() const { return begin_; }
+    uintptr_t end() const { return end_; }
+    Cell& cell(uintptr_t p) { return cells_[p / word - begin_ / word]; }
+
+private:
+    uintptr_t begin_ = 0, end_ = 0;
+    Cell* cells_ = nullptr;
+    size_t shadow_bytes_ = 0;
+};
+
+Region static_shared, dynamic_shared;
+std::map<uintptr_t, Region> device;  // by last byte
+Region* last_device = nullptr;
+uintptr_t device_begin = UINTPTR_MAX, device_end = 0;
+
+uint32_t interval = 1, first_of_block = 1, first_of_launch = 1;
+
+// clocks[w][a][b]: how many of lane b's calls of __syncwarp lane a of warp w comes after; [a][a] is its own time.
+uint32_t clocks[max_warps][warp_lanes][warp_lanes];
+uint32_t& own_clock(const Thread& t) { return clocks[t.warp][t.lane][t.lane]; }
+
+int64_t reports = 0;
+std::set<std::tuple<std::string, Place, Place>> reported;
+
+// ---------------------------------------------------------------- reports
+
+std::string describe(Place place) {
+    if (place >= first_site) return sites[place - first_site].text() + "\n";
+    return source_of(program_base() + place);
+}
+
+// One report for each pair of places.
+void report(const std::string& what, const std::string& more, Place mine, Place other) {
+    if (!reported.emplace(what, std::min(mine, other), std::max(mine, other)).second) return;
+    ++reports;
+    constexpr int64_t most_printed = 20;
+    if (reports > most_printed) return;
+    const uint3 b = block.index;
+    std::fprintf(stderr, "emulation: %s in %s, block (%u,%u,%u): %s\n    %s", what.c_str(), block.launch->kernel, b.x, b.y, b.z,
+                 more.c_str(), describe(mine).c_str());
+    if (other && other != mine) std::fprintf(stderr, "    %s", describe(other).c_str());
+}
+
+const char* verb(Kind kind) {
+    constexpr const char* verbs[] = {"reads", "writes", "changes atomically"};
+    return verbs[static_cast<size_t>(kind)];
+}
+
+struct Access {
+    const Thread& by;
+    uintptr_t begin;  // of the word
+    uint8_t bytes;    // mask of those inside the word
+    Kind kind;
+    Place place;
+    const Region& region;
+};
+
+std::string sentence(const Access& a) {
+    const bool shared = &a.region == &static_shared || &a.region == &dynamic_shared;
+    char offset[32];
+    std::snprintf(offset, sizeof offset, "%#zx", static_cast<size_t>(std::max(a.begin, a.region.begin()) - a.region.begin()));
+    return "thread " + std::to_string(a.by.number) + " " + verb(a.kind) + (shared ? " shared memory (+" : " a device buffer (+") + offset + ")";
+}
+
+// ---------------------------------------------------------------- races
+
+bool conflict(Kind a, Kind b) { return !(a == Kind::read && b == Kind::read) && !(a == Kind::atomic && b == Kind::atomic); }
+
+bool ordered(const Use& earlier, const Thread& now) {
+    if (earlier.thread / warp_lanes != now.warp) return false;
+    const int lane = earlier.thread % warp_lanes;
+    return lane == now.lane || clocks[now.warp][now.lane][lane] >= earlier.clock;
+}
+
+void check_list(uint32_t list, const Access& a) {
+    for (; list; list = uses[list].next) {
+        const Use& u = uses[list];
+        if (!(u.bytes & a.bytes) || !conflict(u.kind, a.kind) || ordered(u, a.by)) continue;
+        report("race", sentence(a) + ", thread " + std::to_string(u.thread) + " of the block " + verb(u.kind) + " it; no barrier orders them",
+               a.place, u.place);
+        return;
+    }
+}
+
+void check_earlier_blocks(const Summary& s, const Access& a) {
+    for (const Kind kind : {Kind::read, Kind::write, Kind::atomic}) {
+        const size_t k = static_cast<size_t>(kind);
+        if (!(s.bytes[k] & a.bytes) || !conflict(kind, a.kind)) continue;
+        report("race", sentence(a) + ", another block " + verb(kind) + " it; nothing orders blocks", a.place, s.place[k]);
+        return;
+    }
+}
+
+void bring_up_to_date(Cell& c, bool shared) {
+    if (c.interval < (shared ? first_of_block : first_of_launch)) {
+        c = {};
+    } else if (c.interval < first_of_block) {
+        for (int k = 0; k < 3; ++k) {
+            if (!c.block.bytes[k]) continue;
+            c.earlier_blocks.bytes[k] |= c.block.bytes[k];
+            c.earlier_blocks.place[k] = c.block.place[k];
+        }
+        c.block = {};
+    }
+    c.interval = interval;
+    c.reads = c.writes = 0;
+}
+
+void add(uint32_t& list, const Access& a) {
+    const Use mine{list, static_cast<uint16_t>(a.by.number), a.bytes, a.kind, own_clock(a.by), a.place};
+    Use& latest = uses[list];
+    if (list && latest.thread == mine.thread && latest.bytes == mine.bytes && latest.kind == mine.kind) {
+        latest.clock = mine.clock;  // the later access of a thread stands for its earlier ones
+        latest.place = mine.place;
+    } else {
+        list = static_cast<uint32_t>(uses.size());
+        uses.push_back(mine);
+    }
+}
+
+void access_word(Cell& c, const Access& a) {
+    const bool shared = &a.region == &static_shared || &a.region == &dynamic_shared;
+    if (c.interval != interval) bring_up_to_date(c, shared);
+    if (!shared) check_earlier_blocks(c.earlier_blocks, a);
+    check_list(c.writes, a);
+    if (a.kind != Kind::read) check_list(c.reads, a);
+    add(a.kind == Kind::read ? c.reads : c.writes, a);
+    c.block.bytes[static_cast<size_t>(a.kind)] |= a.bytes;
+    c.block.place[static_cast<size_t>(a.kind)] = a.place;
+}
+
+// ---------------------------------------------------------------- what operations declared
+
+void check_declared(const Access& a, uintptr_t begin, uintptr_t end) {
+    const std::vector<BufferAccess>& declared = block.launch->declared;
+    if (declared.empty()) return;
+    const bool write = a.kind != Kind::read;
+    for (const BufferAccess& d : declared) {
+        const uintptr_t from = reinterpret_cast<uintptr_t>(d.begin);
+        if (begin >= from && end <= from + static_cast<uintptr_t>(d.bytes) && !(write && d.access == trifold::Access::read)) return;
+    }
+    report(write ? "undeclared write" : "undeclared read",
+           sentence(a) + ", which the operation has not declared" + (write ? " as written" : ""), a.place, 0);
+}
+
+// ---------------------------------------------------------------- every access
+
+Region* region_of(uintptr_t p) {
+    if (static_shared.contains(p)) return &static_shared;
+    if (dynamic_shared.contains(p)) return &dynamic_shared;
+    if (p < device_begin || p >= device_end) return nullptr;
+    if (last_device && last_device->contains(p)) return last_device;
+    const auto found = device.lower_bound(p);
+    if (found == device.end() || !found->second.contains(p)) return nullptr;
+    return last_device = &found->second;
+}
+
+void access(const Thread& by, uintptr_t begin, size_t bytes, Kind kind, Place place) {
+    Region* region = region_of(begin);
+    if (!region) return;
+    const uintptr_t end = begin + bytes;
+    const Access whole{by, begin, 0, kind, place, *region};
+    if (end > region->end()) {
+        report("out of bounds", sentence(whole) + " and beyond its end", place, 0);
+        return;
+    }
+    if (region != &static_shared && region != &dynamic_shared) check_declared(whole, begin, end);
+    for (uintptr_t at = begin & ~(word - 1); at < end; at += word) {
+        const unsigned before = begin > at ? static_cast<unsigned>(begin - at) : 0, after = end < at + word ? static_cast<unsigned>(at + word - end) : 0;
+        const uint8_t mask = static_cast<uint8_t>((0xfu << before & 0xfu) & (0xfu >> after));
+        access_word(region->cell(at), {by, at, mask, kind, place, *region});
+    }
+}
+
+Place place_of(const void* instruction) {
+    return static_cast<Place>(reinterpret_cast<uintptr_t>(instruction) - program_base() - 1);  // -1: inside the call
+}
+
+void instrumented(const void* p, size_t bytes, Kind kind, const void* caller) {
+    if (current) access(*current, reinterpret_cast<uintptr_t>(p), bytes, kind, place_of(caller));
+}
+
+void instrumented_aligned(const void* p, size_t bytes, Kind kind, const void* caller) {
+    instrumented(p, bytes, kind, caller);
+    if (current && reinterpret_cast<uintptr_t>(p) % bytes != 0 && region_of(reinterpret_cast<uintptr_t>(p)))
+        report("misaligned access", std::to_string(bytes) + " bytes, thread " + std::to_string(current->number), place_of(caller), 0);
+}
+
+struct ExitCode {
+    ~ExitCode() {
+        if (reports == 0) return;
+        std::fprintf(stderr, "emulation: %lld reports of the race detector\n", static_cast<long long>(reports));
+        std::fflush(nullptr);
+        _exit(race_exit_code);
+    }
+} exit_code;
+
+}  // namespace
+
+bool detects_races() { return true; }
+int64_t race_reports() { return reports; }
+
+void device_memory_added(const void* begin, size_t bytes) {
+    if (bytes == 0) return;
+    const uintptr_t first = reinterpret_cast<uintptr_t>(begin), end = first + bytes;
+    device.try_emplace(end - 1, begin, bytes);
+    device_begin = std::min(device_begin, first);
+    device_end = std::max(device_end, end);
+}
+
+void device_memory_removed(const void* begin) {
+    const auto found = device.lower_bound(reinterpret_cast<uintptr_t>(begin));
+    if (found == device.end() || found->second.begin() != reinterpret_cast<uintptr_t>(begin)) return;
+    last_device = nullptr;
+    device.erase(found);
+}
+
+namespace races {
+namespace {
+void next_interval() {
+    ++interval;
+    uses.resize(1);
+}
+}  // namespace
+
+void grid_begins() {
+    if (__start_emulation_shared && !static_shared.end())
+        static_shared.place(__start_emulation_shared, static_cast<size_t>(__stop_emulation_shared - __start_emulation_shared));
+    dynamic_shared.place(block.dynamic_shared, block.launch->shared_bytes);
+    first_of_launch = interval + 1;
+}
+
+void block_begins() {
+    next_interval();
+    first_of_block = interval;
+    for (int i = 0; i < block.threads; ++i) own_clock(block.thread[static_cast<size_t>(i)]) += 1;
+}
+
+void block_barrier() { next_interval(); }
+
+void warp_barrier(int warp, unsigned mask) {
+    uint32_t joined[warp_lanes] = {};
+    const auto lanes = [&](auto f) {
+        for (int l = 0; l < warp_lanes; ++l)
+            if (mask >> l & 1) f(clocks[warp][l], l);
+    };
+    lanes([&](const uint32_t(&clock)[warp_lanes], int) {
+        for (int l = 0; l < warp_lanes; ++l) joined[l] = std::max(joined[l], clock[l]);
+    });
+    lanes([&](uint32_t(&clock)[warp_lanes], int lane) {
+        std::copy(std::begin(joined), std::end(joined), clock);
+        ++clock[lane];
+    });
+}
+
+void record(const Thread& by, const void* begin, size_t bytes, Kind kind, const Site& site) {
+    size_t i = 0;
+    while (i < sites.size() && !(sites[i] == site)) ++i;
+    if (i == sites.size()) sites.push_back(site);
+    access(by, reinterpret_cast<uintptr_t>(begin), bytes, kind, first_site + static_cast<Place>(i));
+}
+
+void record(const Thread& by, const void* begin, size_t bytes, Kind kind, const void* place) {
+    access(by, reinterpret_cast<uintptr_t>(begin), bytes, kind, place_of(place));
+}
+
+}  // namespace races
+}  // namespace trifold::emulation
+
+// ---------------------------------------------------------------- what the compiler calls
+
+using trifold::emulation::instrumented;
+using trifold::emulation::instrumented_aligned;
+using trifold::emulation::races::Kind;
+
+extern "C" {
+#define BYTES(n)                                                                                                              \
+    void __tsan_read##n(void* p) { instrumented_aligned(p, n, Kind::read, __builtin_return_address(0)); }                     \
+    void __tsan_write##n(void* p) { instrumented_aligned(p, n, Kind::write, __builtin_return_address(0)); }                   \
+    void __tsan_unaligned_read##n(void* p) { instrumented(p, n, Kind::read, __builtin_return_address(0)); }                   \
+    void __tsan_unaligned_write##n(void* p) { instrumented(p, n, Kind::write, __builtin_return_address(0)); }
+BYTES(1) BYTES(2) BYTES(4) BYTES(8) BYTES(16)
+#undef BYTES
+void __tsan_read_range(void* p, size_t n) { instrumented(p, n, Kind::read, __builtin_return_address(0)); }
+void __tsan_write_range(void* p, size_t n) { instrumented(p, n, Kind::write, __builtin_return_address(0)); }
+void __tsan_init() {}
+void __tsan_func_entry(void*) {}
+void __tsan_func_exit() {}
+void __tsan_vptr_update(void**, void*) {}
+void __tsan_vptr_read(void**) {}
+
+// The linker sends calls of memcpy here (--wrap): compilers make them of struct copies.
+void* __real_memcpy(void* to, const void* from, size_t n);
+void* __real_memmove(void* to, const void* from, size_t n);
+void* __real_memset(void* to, int value, size_t n);
+void* __wrap_memcpy(void* to, const void* from, size_t n) {
+    instrumented(from, n, Kind::read, __builtin_return_address(0));
+    instrumented(to, n, Kind::write, __builtin_return_address(0));
+    return __real_memcpy(to, from, n);
+}
+void* __wrap_memmove(void* to, const void* from, size_t n) {
+    instrumented(from, n, Kind::read, __builtin_return_address(0));
+    instrumented(to, n, Kind::write, __builtin_return_address(0));
+    return __real_memmove(to, from, n);
+}
+void* __wrap_memset(void* to, int value, size_t n) {
+    instrumented(to, n, Kind::write, __builtin_return_address(0));
+    return __real_memset(to, value, n);
+}
+}

@@ -1,0 +1,21 @@
+// test/emulation/race_detector.h   What the emulator tells the race detector. Internal.
+#pragma once
+#include <cstddef>
+#include <cstdint>
+
+#include "test/emulation/block.h"
+
+namespace trifold::emulation::races {
+
+void grid_begins();
+void block_begins();
+void block_barrier();
+void warp_barrier(int warp, unsigned mask);
+
+// Atomics do not race with each other.
+enum class Kind : uint8_t { read, write, atomic };
+// Accesses that the compiler's instrumentation does not see: at a site, or by the instruction at `place`.
+void record(const Thread& by, const void* begin, size_t bytes, Kind kind, const Site& site);
+void record(const Thread& by, const void* begin, size_t bytes, Kind kind, const void* place);
+
+}  // namespace trifold::emulation::races
