@@ -1,11 +1,14 @@
 # What people type. CMakeLists.txt holds the list of sources.
 #   make            build/trifold            NATIVE=1  instructions of this machine (-march=native)
 #   make test       build and run all tests  BUILD=dir another build folder
-#   make bench      benchmarks (scripts/bench.sh)
+#   make bench      benchmarks (scripts/bench.sh)            CUDA=off  without the GPU half, where a CUDA toolkit is installed
+#                                                            ARCHS="80 90a 100a"  GPU architectures [that of the GPU found, else 90a]
 BUILD  ?= build
 NATIVE ?= 0
+CUDA   ?= off
+ARCHS  ?=
 JOBS   ?= $(shell nproc)
-CMAKE_FLAGS = -DCMAKE_BUILD_TYPE=Release -DTRIFOLD_NATIVE=$(NATIVE)
+CMAKE_FLAGS = -DCMAKE_BUILD_TYPE=Release -DTRIFOLD_NATIVE=$(NATIVE) -DTRIFOLD_CUDA=$(CUDA) "-DTRIFOLD_ARCHS=$(subst $(eval) ,;,$(strip $(ARCHS)))"
 
 all: configure
 	@cmake --build $(BUILD) -j $(JOBS) --target trifold

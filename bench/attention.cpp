@@ -204,8 +204,8 @@ public:
                             .kv_batch_stride = s.T * S,
                             .window = s.window,
                             .scale = 0.125f};
-        f.workspace = m.reserve(DType::u8, attention_workspace(f));
-        g.workspace = m.reserve(DType::u8, attention_workspace(g));
+        f.workspace = m.reserve(DType::u8, cpu::attention_workspace(f));
+        g.workspace = m.reserve(DType::u8, cpu::attention_workspace(g));
         double pairs = 0, peak_flops = 0;
         for (int64_t t = 0; t < s.T; ++t)
             pairs += static_cast<double>(s.B * s.H * (s.window ? std::min(t + 1, s.window) : t + 1));
@@ -245,7 +245,7 @@ public:
                            .q_batch_stride = s.H * s.D,
                            .kv_batch_stride = elems,
                            .scale = 0.125f};
-        f.workspace = m.reserve(DType::u8, attention_workspace(f));
+        f.workspace = m.reserve(DType::u8, cpu::attention_workspace(f));
         const Tensor cache = m.floats(act, layers * 2 * elems);
         std::vector<double> read_s, decode_s;
         for (int64_t r = 0; r < options_.rounds; ++r) {

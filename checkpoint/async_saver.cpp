@@ -40,7 +40,8 @@ std::optional<SaveOutcome> AsyncSaver::begin(const FlatState& flat, const Traini
     float* to = snapshot_.as<float>();
     const FlatState copy{to, to + n, to + 2 * n};
     const std::pair<const float*, float*> buffers[] = {{flat.master, copy.master}, {flat.m, copy.m}, {flat.v, copy.v}};
-    run_jobs(3 * steps, copy_threads_, [&](int64_t i) {
+    const int64_t jobs = flat.master == copy.master ? 0 : 3 * steps;
+    run_jobs(jobs, copy_threads_, [&](int64_t i) {
         const auto [src, dst] = buffers[i / steps];
         const int64_t first = i % steps * step;
         std::memcpy(dst + first, src + first, static_cast<size_t>(std::min(step, n - first)) * sizeof(float));

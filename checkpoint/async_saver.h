@@ -17,8 +17,8 @@ public:
     AsyncSaver(CheckpointStore& store, const ParameterTable& table, const Tensor& snapshot, int copy_threads);
     ~AsyncSaver();  // waits for the save in progress
 
-    // Copies `flat`, which may change again after the return, and starts writing. Waits first for a save that still
-    // runs: there are never two at once. Returns the outcome of the save before, unless poll() or wait() already did.
+    // Copies `flat`, which may change again after the return, and starts writing; what lies in the snapshot already is not
+    // copied, and stays untouched until the save has ended. Waits first for a save that still runs: there are never two at once. Returns the outcome of the save before, unless poll() or wait() already did.
     std::optional<SaveOutcome> begin(const FlatState& flat, const TrainingState& state);
     // The outcome of a save that has ended, once; nothing while it runs.
     std::optional<SaveOutcome> poll();

@@ -18,11 +18,6 @@
 
 namespace trifold {
 
-// The flat buffers of the parameter table, fp32, flat_elems() each. Without m and v: weights only.
-struct FlatState {
-    float *master = nullptr, *m = nullptr, *v = nullptr;
-};
-
 struct StoreOptions {
     std::string dir;
     int64_t keep = 3;                          // newest ones; 0: all

@@ -85,7 +85,7 @@ int eval_command(int argc, char** argv) {
         stage.emplace(config.model, table, FlatBuffers{weight, {}}, config.train.dtype, config.train.micro_batch, config.train.seq, Recompute::none,
                       Passes::forward_only, config.data.documents == Documents::isolated, arena);
     });
-    stage->fill_constants();
+    stage->fill_constants(model.compute());
     Evaluation e;
     for (Loader& data : sources) {
         const int64_t limit = batches > 0 ? batches * config.train.micro_batch : data.samples_per_epoch();

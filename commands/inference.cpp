@@ -30,6 +30,7 @@ Config inference_config(const std::vector<std::string>& args, std::vector<Comman
         const std::string given = checkpoint;
         Config trained_with = config_from_json(found.state.config_json, given);
         trained_with.run.threads = 0;  // those of this machine
+        trained_with.run.device = Device::automatic;
         config = parse(trained_with);
         checkpoint = given;
         const ModelConfig trained = model_of(found);
@@ -43,8 +44,8 @@ Config inference_config(const std::vector<std::string>& args, std::vector<Comman
 }
 
 InferenceModel::InferenceModel(const Config& config, const std::string& checkpoint, const Reserve& reserve)
-    : config_(config), table_(config_.model), engine_(config_.debug.streams), compute_(&engine_.add("compute", StreamKind::compute)) {
-    Arena planned;
+    : config_(config), table_(config_.model), engine_(config_.debug.streams, prepare_device(config_.run)), compute_(&engine_.add("compute", StreamKind::compute)) {
+    Arena planned(config_.run.device);
     plan(reserve, planned);
     arena_ = std::make_unique<Arena>(planned, "this model");
     plan(reserve, *arena_);
@@ -60,12 +61,14 @@ void InferenceModel::plan(const Reserve& reserve, Arena& arena) {
 }
 
 void InferenceModel::load(const std::string& checkpoint) {
-    float* master = master_.as<float>();
+    std::vector<float> staged(config_.run.device == Device::cuda ? static_cast<size_t>(master_.elems) : 0);
+    float* master = staged.empty() ? master_.as<float>() : staged.data();
     if (checkpoint.empty()) {
         import_hf(config_.init_from, table_, master);
     } else {
         load_state(open_checkpoint(checkpoint), table_, {master, nullptr, nullptr}, {.threads = static_cast<int>(config_.run.threads)});
     }
+    if (!staged.empty()) copy(*compute_, {.x = Tensor{master, DType::f32, master_.elems}, .y = master_});
     if (weight_.data != master_.data) add_into(*compute_, {.x = master_, .y = weight_, .accumulate = Accumulate::overwrite});
     engine_.wait_all();
 }

@@ -8,6 +8,7 @@
 #include "kernels/arena.h"
 #include "model/options.h"
 #include "model/parameters.h"
+#include "model/trainer.h"
 
 namespace trifold {
 

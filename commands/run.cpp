@@ -17,6 +17,8 @@
 #include "commands/inference.h"
 #include "data/tokenizer.h"
 #include "kernels/cpu/linear_rate.h"
+#include "kernels/cuda/runtime.h"
+#include "kernels/gpu_rate.h"
 #include "model/flops.h"
 #include "parallel/signals.h"
 #include "parallel/telemetry.h"
@@ -62,8 +64,6 @@ Config train_config(const std::vector<std::string>& args) {
     Config config = parse_config(args, context);
     resolve(config);
     if (!config.origin.contains("train.steps")) throw Problem(Exit::usage, "train.steps is not given: --train.steps=N says how long the run is");
-    if (config.run.device == Device::cuda)
-        throw Problem(Exit::usage, "--run.device=cuda: this build of trifold has no CUDA half; use --run.device=cpu");
     omp_set_num_threads(static_cast<int>(config.run.threads));
     return config;
 }
@@ -88,10 +88,7 @@ struct Run::Parts {
     void print_start() const;
     TrainingState state() const;
     void report(const std::optional<SaveOutcome>& outcome);
-    FlatState flat() {
-        Optimizer& o = trainer.optimizer();
-        return {o.master().as<float>(), o.m().as<float>(), o.v().as<float>()};
-    }
+    void find_peak();
 
     const Config config;
     SignalHandlers signals;
@@ -107,6 +104,7 @@ struct Run::Parts {
     GlobalBatch batch;
     std::string data_hash, origin_of_weights = "random initial values";
     double peak_flops = 0;              // of one step's matrix products, for the MFU
+    std::string peak_origin;
     int64_t resumed_step = 0, saved_step = -1, steps_here = 0, tokens = 0;
     bool last_save_failed = false;
     Clock::time_point step_start, started = Clock::now();
@@ -125,9 +123,9 @@ Run::Run(const Config& config) {
     p.store.prepare(checkpoint_bytes(p.trainer.table()));
     if (p.trace.on()) p.trainer.engine().observe(p.trace.stream_observer());
     p.load_weights();
-    p.peak_flops = measure_matmul_rate(config.train.dtype);
+    p.find_peak();
     p.start_logs();
-    if (p.trainer.snapshot())
+    if (config.checkpoint.async && config.overlap_checkpoint && config.checkpoint.every > 0)
         p.saver.emplace(p.store, p.trainer.table(), p.trainer.snapshot(), static_cast<int>(config.run.threads));
 }
 
@@ -154,13 +152,13 @@ void Run::Parts::load_weights() {
     damaged = found.damaged;
     if (found.found()) return resume(found);
     if (config.init_from.empty()) return trainer.initialize_weights();
-    float* master = trainer.optimizer().master().as<float>();
+    float* master = trainer.host_state().master;
     if (is_hf_folder(config.init_from)) {
         import_hf(config.init_from, trainer.table(), master);
     } else {
         load_state(open_checkpoint(config.init_from), trainer.table(), {master, nullptr, nullptr});
     }
-    trainer.optimizer().refresh_weights(trainer.compute());
+    trainer.host_state_changed();
     origin_of_weights = config.init_from;
 }
 
@@ -185,15 +183,30 @@ void Run::Parts::resume(const FoundCheckpoint& found) {
     if (s.samples % config.train.global_batch != 0)
         throw Problem(Exit::checkpoint, fmt::format("{} stands at sample {}, which is no multiple of --train.global_batch={}: a step would see samples twice; "
                                                     "use a batch that divides it", found.path, s.samples, config.train.global_batch));
-    load_state(found, trainer.table(), flat(), {.threads = static_cast<int>(config.run.threads)});
+    load_state(found, trainer.table(), trainer.host_state(), {.threads = static_cast<int>(config.run.threads)});
     trainer.step = resumed_step = s.step;
     if (is_own_checkpoint(found.path)) saved_step = s.step;
     trainer.updates = s.updates;
     trainer.skipped = s.skipped;
     tokens = s.tokens;
     train.seek(s.samples / config.train.global_batch);
-    trainer.optimizer().refresh_weights(trainer.compute());
+    trainer.host_state_changed();
     origin_of_weights = fmt::format("{} (step {})", found.path, s.step);
+}
+
+// What MFU refers to: the data sheet for bf16 on a GPU that we know, else what products reach here and now.
+void Run::Parts::find_peak() {
+    const DType type = config.train.dtype;
+    const char* precision = name_of(type);
+    const bool gpu = config.run.device == Device::cuda;
+    if (gpu && type == DType::bf16) peak_flops = cuda::probe().bf16_flops;
+    if (peak_flops > 0) {
+        peak_origin = fmt::format("{} by the data sheet of the GPU, without sparsity", precision);
+        return;
+    }
+    peak_flops = gpu ? measure_gpu_rate(trainer.compute(), type) : measure_matmul_rate(type);
+    peak_origin = gpu ? fmt::format("{} matrix products on the GPU, measured just now", precision)
+                      : fmt::format("{} matrix products on {} thread{}, measured just now", precision, config.run.threads, config.run.threads == 1 ? "" : "s");
 }
 
 void Run::Parts::start_logs() {
@@ -215,8 +228,7 @@ void Run::Parts::print_start() const {
     line("weights", origin_of_weights);
     line("memory", fmt::format("{:.2f} GiB, allocated before the first step", gib(trainer.memory_bytes())));
     line("FLOPs", fmt::format("{} per token: {}", with_prefix(flops_per_token(config.model, config.train.seq)), flops_convention()));
-    line("peak", fmt::format("{:.0f} GFLOP/s: {} matrix products on {} thread{}, measured just now", peak_flops * 1e-9, name_of(config.train.dtype),
-                             config.run.threads, config.run.threads == 1 ? "" : "s"));
+    line("peak", fmt::format("{:.0f} GFLOP/s: {}", peak_flops * 1e-9, peak_origin));
     line("run", config.run.dir);
     std::fflush(stdout);
 }
@@ -303,13 +315,10 @@ bool Run::checkpoint_due() const {
 
 void Run::save() {
     Parts& p = *parts_;
-    p.trainer.engine().wait_all();
     p.saved_step = p.trainer.step;
-    if (p.saver) {
-        p.report(p.saver->begin(p.flat(), p.state()));
-    } else {
-        p.report(p.store.save(p.trainer.table(), p.flat(), p.state()));
-    }
+    if (p.saver) p.report(p.saver->wait());  // beside a GPU it still reads what read_state() is about to overwrite
+    const FlatState state = p.trainer.read_state();
+    p.report(p.saver ? p.saver->begin(state, p.state()) : p.store.save(p.trainer.table(), state, p.state()));
 }
 
 void Run::after_backward(float unit) {
@@ -317,12 +326,12 @@ void Run::after_backward(float unit) {
     const Tensor& grad = p.trainer.optimizer().grad();
     const int64_t step = p.trainer.step + 1;
     if (p.config.debug.inject.kind == InjectKind::nan && step == p.config.debug.inject.step) {
-        p.trainer.engine().wait_all();
-        grad.as<float>()[0] = std::numeric_limits<float>::quiet_NaN();
+        float nan = std::numeric_limits<float>::quiet_NaN();
+        p.trainer.engine().wait(copy(p.trainer.compute(), {.x = Tensor{&nan, DType::f32, 1}, .y = grad.slice(0, 1)}));
     }
     if (p.steps_here > 0 || p.config.debug.dump_grads.empty()) return;
-    p.trainer.engine().wait_all();
-    std::vector<float> scaled(grad.as<float>(), grad.as<float>() + grad.elems);
+    std::vector<float> scaled(static_cast<size_t>(grad.elems));
+    p.trainer.engine().wait(copy(p.trainer.compute(), {.x = grad, .y = Tensor{scaled.data(), DType::f32, grad.elems}}));
     for (float& g : scaled) g *= unit;
     dump_tensors(p.config.debug.dump_grads, p.config.model, p.trainer.table(), scaled.data());
 }
@@ -332,15 +341,14 @@ void Run::save_last() {
     if (p.saver) p.report(p.saver->wait());
     if (p.saved_step == p.trainer.step && !p.last_save_failed) return;
     p.saved_step = p.trainer.step;
-    p.trainer.engine().wait_all();
-    p.report(p.store.save(p.trainer.table(), p.flat(), p.state()));
+    p.report(p.store.save(p.trainer.table(), p.trainer.read_state(), p.state()));
 }
 
 Exit Run::finish() {
     Parts& p = *parts_;
     save_last();
     if (!p.config.debug.dump_params.empty())
-        dump_tensors(p.config.debug.dump_params, p.config.model, p.trainer.table(), p.trainer.optimizer().master().as<float>());
+        dump_tensors(p.config.debug.dump_params, p.config.model, p.trainer.table(), p.trainer.read_state().master);
     const StopRequest request = p.signals.requested();
     const bool complete = p.trainer.step >= p.config.train.steps;
     p.log->event(complete ? "done" : "stopped", {{"step", p.trainer.step}});

@@ -96,7 +96,7 @@ int sample_command(int argc, char** argv) {
     InferenceModel model(config, checkpoint, [&](const ParameterTable& table, const Tensor& weight, Arena& arena) {
         generator.emplace(config.model, table, weight, config.model.max_seq, prompt_chunk, arena);
     });
-    generator->fill_constants();
+    generator->fill_constants(model.compute());
     generate(*generator, model.compute(), tokenizer, tokenizer.vocab_size(), flags);
     return 0;
 }

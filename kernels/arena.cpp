@@ -1,4 +1,4 @@
-// kernels/arena.cpp   One anonymous mapping for everything; huge pages where the kernel gives them.
+// kernels/arena.cpp   One allocation for everything: on a CPU an anonymous mapping, huge pages where the kernel gives them.
 #include "kernels/arena.h"
 
 #include <fmt/format.h>
@@ -9,10 +9,12 @@
 #include <fstream>
 #include <limits>
 
+#include "kernels/cuda/runtime.h"
+
 namespace trifold {
 namespace {
 
-constexpr int64_t alignment = 64;
+constexpr int64_t alignment = 256;  // what the matrix library of a GPU likes best
 int64_t round_up(int64_t n, int64_t to) { return (n + to - 1) / to * to; }
 double gib(int64_t bytes) { return static_cast<double>(bytes) / (1 << 30); }
 
@@ -29,6 +31,15 @@ int64_t meminfo_available() {
         if (line.rfind("MemAvailable:", 0) == 0) return std::stoll(line.substr(13)) * 1024;
     return sysconf(_SC_AVPHYS_PAGES) * sysconf(_SC_PAGESIZE);
 }
+
+// Null when the system refuses.
+void* map(int64_t bytes) {
+    void* p = mmap(nullptr, static_cast<size_t>(bytes), PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+    if (p == MAP_FAILED) return nullptr;
+    madvise(p, static_cast<size_t>(bytes), MADV_HUGEPAGE);
+    return p;
+}
+void unmap(void* p, int64_t bytes) { munmap(p, static_cast<size_t>(bytes)); }
 
 }  // namespace
 
@@ -47,25 +58,35 @@ int64_t available_memory() {
     return std::max<int64_t>(bytes, 0);
 }
 
-Arena::Arena(const Arena& plan, const std::string& what) : capacity_(round_up(std::max<int64_t>(plan.used_, 1), alignment)) {
-    const int64_t available = available_memory();
+Arena::Arena(const Arena& plan, const std::string& what)
+    : device_(plan.device_), capacity_(round_up(std::max<int64_t>(plan.used_, 1), alignment)) {
+    const bool gpu = device_ == Device::cuda;
+    const int64_t available = gpu ? cuda::available_memory() : available_memory();
     if (capacity_ > available) {
         std::string classes;
         for (int c = 0; c < memory_classes; ++c)
             if (plan.by_class_[c] > 0)
                 classes += fmt::format("{}{} {:.2f}", classes.empty() ? "" : ", ", name_of(static_cast<MemoryClass>(c)), gib(plan.by_class_[c]));
-        throw Problem(Exit::usage, fmt::format("{} needs {:.2f} GiB ({}), but only {:.2f} GiB are available: use a smaller model, "
-                                               "--train.micro_batch, --train.seq, --train.recompute=full or --checkpoint.async=off",
-                                               what, gib(capacity_), classes, gib(available)));
+        throw Problem(Exit::usage, fmt::format("{} needs {:.2f} GiB{} ({}), but only {:.2f} GiB are available: use a smaller model, "
+                                               "--train.micro_batch, --train.seq{}", what, gib(capacity_), gpu ? " on the GPU" : "", classes, gib(available),
+                                               gpu ? " or --train.recompute=full" : ", --train.recompute=full or --checkpoint.async=off"));
     }
-    void* p = mmap(nullptr, static_cast<size_t>(capacity_), PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
-    if (p == MAP_FAILED) throw Problem(Exit::usage, fmt::format("{}: the system refuses {:.2f} GiB of memory (see ulimit -v)", what, gib(capacity_)));
-    madvise(p, static_cast<size_t>(capacity_), MADV_HUGEPAGE);
+    void* p = gpu ? cuda::allocate(capacity_) : map(capacity_);
+    if (!p) throw Problem(Exit::usage, fmt::format("{}: the system refuses {:.2f} GiB of {}memory{}", what, gib(capacity_), gpu ? "GPU " : "", gpu ? "" : " (see ulimit -v)"));
     base_ = static_cast<std::byte*>(p);
 }
 
 Arena::~Arena() {
-    if (base_) munmap(base_, static_cast<size_t>(capacity_));
+    if (!base_) return;
+    if (pinned_) cuda::unpin(base_);
+    device_ == Device::cuda ? cuda::release(base_) : unmap(base_, capacity_);
+}
+
+void Arena::pin() {
+    TRIFOLD_ASSERT(device_ == Device::cpu && !pinned_);
+    if (planning()) return;
+    cuda::pin(base_, capacity_);
+    pinned_ = true;
 }
 
 Tensor Arena::reserve(MemoryClass c, DType type, int64_t elems) {

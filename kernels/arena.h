@@ -8,6 +8,7 @@
 #include <cstdint>
 #include <string>
 
+#include "kernels/device.h"
 #include "kernels/tensor.h"
 
 namespace trifold {
@@ -18,19 +19,25 @@ const char* name_of(MemoryClass c);
 
 class Arena {
 public:
-    Arena() = default;                       // planning
-    explicit Arena(const Arena& plan, const std::string& what);  // real: as large as the plan; throws Problem when the machine has less
+    explicit Arena(Device device = Device::cpu) : device_(device) {}  // planning
+    // Real: as large as the plan, on the same device; throws Problem when there is less.
+    Arena(const Arena& plan, const std::string& what);
     ~Arena();
     Arena(const Arena&) = delete;
     Arena& operator=(const Arena&) = delete;
 
-    // `elems` elements, aligned to 64 bytes, zero at first. `name` appears in error messages.
+    // `elems` elements, aligned to 256 bytes, zero at first.
     Tensor reserve(MemoryClass c, DType type, int64_t elems);
+    // Page-locks a CPU arena, so that a GPU copies from and to it behind the host's back.
+    void pin();
+    Device device() const { return device_; }
     bool planning() const { return base_ == nullptr; }
     int64_t bytes() const { return used_; }
     int64_t bytes(MemoryClass c) const { return by_class_[static_cast<int>(c)]; }
 
 private:
+    Device device_;
+    bool pinned_ = false;
     std::byte* base_ = nullptr;
     int64_t capacity_ = 0, used_ = 0;
     std::array<int64_t, memory_classes> by_class_{};

@@ -4,7 +4,7 @@
 namespace trifold {
 
 #define X(op, Args) \
-    Ticket op(Stream& stream, const Args& args) { return stream.launch(#op, cpu::op, args); }
+    Ticket op(Stream& stream, const Args& args) { return stream.launch(#op, cpu::op, cuda::op, args); }
 TRIFOLD_OPS(X)
 #undef X
 

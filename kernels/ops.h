@@ -1,6 +1,6 @@
 // kernels/ops.h   Every operation of the trainer, in forward order, then backward, then the optimizer.
 //
-// This table is the contents page of kernels/: operation `foo` is `void foo(Stream&, const Foo&)`, and each device has its
+// This table is the contents page of kernels/: operation `foo` is `Ticket foo(Stream&, const Foo&)`, and each device has its
 // own version in kernels/<device>/. The CPU version is the oracle of the CUDA one.
 //
 // Letters     N tokens on this rank (B sequences of T), C hidden, H query heads, K key/value heads, D head size,
@@ -13,6 +13,7 @@
 #include <cstdint>
 #include <tuple>
 
+#include "kernels/device.h"
 #include "kernels/stream.h"
 #include "kernels/tensor.h"
 
@@ -55,9 +56,10 @@ struct NormForward {
 struct LinearForward {
     In x_NI, w_OI, bias_O;  // act; bias may be empty
     InOut y_NO;             // act, or fp32 with bf16 inputs
+    InOut workspace;        // linear_workspace() bytes, as in the two backward operations
     Accumulate accumulate = Accumulate::overwrite;
     int64_t N = 0, I = 0, O = 0;
-    TRIFOLD_VIEWS(x_NI, w_OI, bias_O, y_NO)
+    TRIFOLD_VIEWS(x_NI, w_OI, bias_O, y_NO, workspace)
 };
 
 // RMSNorm of every head of q and k in place ("QK-norm"), before the rotary embedding. Heads [0, heads) of each row of x
@@ -127,19 +129,20 @@ struct CrossEntropy {
 // dx = dy @ w
 struct LinearBackwardInput {
     In dy_NO, w_OI;
-    InOut dx_NI;
+    InOut dx_NI, workspace;
     Accumulate accumulate = Accumulate::overwrite;
     int64_t N = 0, I = 0, O = 0;
-    TRIFOLD_VIEWS(dy_NO, w_OI, dx_NI)
+    TRIFOLD_VIEWS(dy_NO, w_OI, dx_NI, workspace)
 };
 
 // dw (+)= dy^T @ x,  dbias (+)= column sums of dy
 struct LinearBackwardWeight {
     In dy_NO, x_NI;
     InOut dw_OI, dbias_O;  // fp32; dbias may be empty
+    InOut workspace;
     Accumulate accumulate = Accumulate::overwrite;
     int64_t N = 0, I = 0, O = 0;
-    TRIFOLD_VIEWS(dy_NO, x_NI, dw_OI, dbias_O)
+    TRIFOLD_VIEWS(dy_NO, x_NI, dw_OI, dbias_O, workspace)
 };
 
 struct ActivationBackward {
@@ -227,20 +230,22 @@ struct Sum {
 
 // ---------------------------------------------------------------- optimizer
 
-// One logical tensor (or the part of it that this rank owns) inside the flat parameter buffer.
+// One logical tensor (or the part of it that this rank owns) inside the flat parameter buffer. A table of segments is ordered by
+// offset, and its segments do not overlap; it lies in the memory of the device that runs the operation, and stays constant.
 struct Segment {
     int64_t offset = 0, elems = 0;
     float weight_decay = 0.0f;
     bool trust_ratio = true;  // LAMB: off for one-dimensional tensors
 };
 
-// sums[0] (+)= sum of squares over all segments, in double and in a fixed order that does not depend on threads. Segments do not overlap.
+// sums[0] += sum of squares over all segments, in double and in a fixed order that does not depend on threads.
 struct SquaredNorm {
     In grad;               // fp32, flat
     InOut sums;            // fp64 [1]
+    InOut workspace;       // segment_sums_workspace() bytes
     const Segment* segments = nullptr;
     int64_t segment_count = 0;
-    TRIFOLD_VIEWS(grad, sums)
+    TRIFOLD_VIEWS(grad, sums, workspace)
 };
 
 // control = {scale, apply}: from the squared norm of the unscaled gradients,
@@ -277,11 +282,12 @@ struct LambDirection {
     In master, control;
     InOut m, v, grad;
     Out norms;             // fp64 [2 * segment_count]
+    InOut workspace;       // segment_sums_workspace() bytes
     const Segment* segments = nullptr;
     int64_t segment_count = 0;
     float beta1 = 0.9f, beta2 = 0.95f, eps = 1e-8f;
     int64_t step = 1;
-    TRIFOLD_VIEWS(master, control, m, v, grad, norms)
+    TRIFOLD_VIEWS(master, control, m, v, grad, norms, workspace)
 };
 struct LambUpdate {
     InOut master;
@@ -321,22 +327,46 @@ struct LambUpdate {
     X(lamb_direction, LambDirection)                \
     X(lamb_update, LambUpdate)
 
+// Bytes of workspace an operation needs at these sizes (0 where none).
+#define TRIFOLD_WORKSPACES                                             \
+    int64_t attention_workspace(const AttentionForward&);              \
+    int64_t attention_workspace(const AttentionBackward&);             \
+    int64_t linear_workspace(int64_t N, int64_t O);                    \
+    int64_t norm_backward_workspace(int64_t N, int64_t C);             \
+    int64_t embedding_backward_workspace(int64_t N, int64_t V);        \
+    int64_t segment_sums_workspace(int64_t flat_elems, int64_t segments);
+
 // kernels/cpu/: the native versions. They run on the calling thread's OpenMP team and return when done.
 namespace cpu {
 #define X(op, Args) void op(const Args&);
 TRIFOLD_OPS(X)
 #undef X
+TRIFOLD_WORKSPACES
 }  // namespace cpu
+
+// kernels/cuda/: the CUDA versions. They put their kernels on the stream and return; all memory is the device's.
+namespace cuda {
+#define X(op, Args) void op(CUstream_st*, const Args&);
+TRIFOLD_OPS(X)
+#undef X
+TRIFOLD_WORKSPACES
+}  // namespace cuda
+
+// The same for the device that an arena is on.
+#define TRIFOLD_ON_EITHER(workspace)                                                          \
+    template <class... Sizes> int64_t workspace(Device device, const Sizes&... sizes) {       \
+        return device == Device::cuda ? cuda::workspace(sizes...) : cpu::workspace(sizes...); \
+    }
+TRIFOLD_ON_EITHER(attention_workspace)
+TRIFOLD_ON_EITHER(linear_workspace)
+TRIFOLD_ON_EITHER(norm_backward_workspace)
+TRIFOLD_ON_EITHER(embedding_backward_workspace)
+TRIFOLD_ON_EITHER(segment_sums_workspace)
+#undef TRIFOLD_ON_EITHER
 
 // What models call: puts the operation on the stream, with its reads and writes declared.
 #define X(op, Args) Ticket op(Stream&, const Args&);
 TRIFOLD_OPS(X)
 #undef X
-
-// Bytes of workspace an operation needs at these sizes (0 where none).
-int64_t attention_workspace(const AttentionForward&);
-int64_t attention_workspace(const AttentionBackward&);
-int64_t norm_backward_workspace(int64_t N, int64_t C);
-int64_t embedding_backward_workspace(int64_t N, int64_t V);
 
 }  // namespace trifold

@@ -14,6 +14,7 @@
 #include <thread>
 
 #include "kernels/access_checker.h"
+#include "kernels/cuda/runtime.h"
 
 namespace trifold {
 namespace {
@@ -51,6 +52,7 @@ struct StreamEngine::State {
     std::vector<std::unique_ptr<Lane>> lanes;
     uint64_t submissions = 0;
     bool stopping = false;
+    std::unique_ptr<cuda::Streams> cuda;  // null on a CPU; then no lane has a queue
 
     using Lock = std::unique_lock<std::mutex>;
 
@@ -199,8 +201,18 @@ Ticket Stream::enqueue(const char* name, std::span<const BufferAccess> accesses,
     return ticket;
 }
 
+// The calls that put one operation on a CUDA stream.
+Ticket Stream::issue(const char* name, std::span<const BufferAccess> accesses, const std::function<void(CUstream_st*)>& launches) {
+    cuda_->begin(index_, name, accesses);
+    launches(cuda_->handle(index_));
+    const Ticket ticket{index_, ++submitted_};
+    cuda_->end(ticket);
+    return ticket;
+}
+
 void Stream::follow(Ticket ticket) {
     if (ticket.number == 0 || ticket.stream == index_) return;
+    if (cuda_) return cuda_->follow(index_, ticket);
     if (inline_) return engine_->wait(ticket);
     StreamEngine::State& state = *engine_->state_;
     const std::lock_guard lock(state.mutex);
@@ -208,7 +220,10 @@ void Stream::follow(Ticket ticket) {
     state.order_after(state.lane(index_).clock, ticket);
 }
 
-StreamEngine::StreamEngine(StreamMode mode) : state_(std::make_unique<State>(mode)) {}
+StreamEngine::StreamEngine(StreamMode mode, Device device) : state_(std::make_unique<State>(mode)) {
+    TRIFOLD_ASSERT(device != Device::automatic && (device == Device::cpu || mode == StreamMode::normal));
+    if (device == Device::cuda) state_->cuda = std::make_unique<cuda::Streams>();
+}
 
 StreamEngine::~StreamEngine() {
     {
@@ -228,9 +243,10 @@ Stream& StreamEngine::add(const std::string& name, StreamKind kind) {
     State& state = *state_;
     const std::lock_guard lock(state.mutex);
     const int index = static_cast<int>(state.lanes.size());
-    const bool queued = state.adversarial() || kind == StreamKind::communication;
+    const bool queued = !state.cuda && (state.adversarial() || kind == StreamKind::communication);
     Lane& lane = *state.lanes.emplace_back(std::make_unique<Lane>());
-    lane.stream.reset(new Stream(this, index, name, !queued, &state.observer));
+    lane.stream.reset(new Stream(this, index, name, !queued && !state.cuda, state.cuda.get(), &state.observer));
+    if (state.cuda) state.cuda->add(*lane.stream, index, kind);
     if (queued && !state.adversarial()) lane.worker = std::thread([&state, &lane] { state.serve(lane); });
     return *lane.stream;
 }
@@ -238,6 +254,7 @@ Stream& StreamEngine::add(const std::string& name, StreamKind kind) {
 void StreamEngine::wait(Ticket ticket) {
     if (ticket.number == 0) return;
     State& state = *state_;
+    if (state.cuda) return state.cuda->wait(ticket);
     State::Lock lock(state.mutex);
     const Lane& lane = state.lane(ticket.stream);
     if (lane.stream->inline_) return;
@@ -265,7 +282,10 @@ void StreamEngine::wait_all() {
     if (first) std::rethrow_exception(first);
 }
 
-void StreamEngine::observe(StreamObserver observer) { state_->observer = std::move(observer); }
+void StreamEngine::observe(StreamObserver observer) {
+    state_->observer = std::move(observer);
+    if (state_->cuda) state_->cuda->observe(state_->observer);
+}
 
 void StreamEngine::host_access(const std::vector<BufferAccess>& accesses, const char* what) {
     if (!state_->adversarial()) return;

@@ -4,15 +4,15 @@
 // in the order in which they were put there; between streams only `follow(ticket)` orders; the host waits with
 // `wait(ticket)`, and what it submits after a wait comes after what it waited for.
 //
-// Three engines run the same program:
+// Four engines run the same program:
 //   inline       the compute stream of a CPU: an operation is done when the call returns
 //   worker       a communication axis on a CPU: a thread executes the queue
+//   CUDA         streams and events of the GPU (kernels/cuda/runtime.h)
 //   adversarial  every stream is a queue, nothing runs before the host waits for it, and then only what that ticket
 //                depends on. A vector-clock checker reports every pair of accesses to the same bytes that nothing
 //                orders.
 //
-// Failures     What an inline operation throws reaches the caller at once. What a queued one throws is kept: neither
-// the
+// Failures     What an inline operation throws reaches the caller at once. What a queued one throws is kept: neither the
 //              rest of its stream nor anything that follows it is run, and each wait for one of them throws it again.
 // Threads      All calls come from one host thread; operations themselves submit nothing and wait for no ticket.
 #pragma once
@@ -28,9 +28,16 @@
 #include <utility>
 #include <vector>
 
+#include "kernels/device.h"
 #include "kernels/tensor.h"
 
+struct CUstream_st;  // what a cudaStream_t points to
+
 namespace trifold {
+
+namespace cuda {
+class Streams;
+}
 
 struct BufferAccess {
     const std::byte* begin = nullptr;
@@ -73,12 +80,14 @@ public:
     Ticket submit(const char* name, std::initializer_list<BufferAccess> accesses, Work&& work) {
         return submit(name, std::span(accesses.begin(), accesses.size()), std::forward<Work>(work));
     }
-    // The same for a function and its argument struct, which lists its views: a queue keeps a copy of the arguments.
+    // The same for an operation, given by its two versions, and its argument struct, which lists its views. A queue keeps a
+    // copy of the arguments.
     template <class Args>
-    Ticket launch(const char* name, void (*run)(const Args&), const Args& args) {
-        if (inline_) return run_here(name, [&] { run(args); });
+    Ticket launch(const char* name, void (*on_cpu)(const Args&), void (*on_gpu)(CUstream_st*, const Args&), const Args& args) {
+        if (inline_) return run_here(name, [&] { on_cpu(args); });
         const auto accesses = std::apply([](const auto&... v) { return std::array{declare(v)...}; }, args.views());
-        return enqueue(name, accesses, [run, args] { run(args); });
+        if (cuda_) return issue(name, accesses, [&](CUstream_st* stream) { on_gpu(stream, args); });
+        return enqueue(name, accesses, [on_cpu, args] { on_cpu(args); });
     }
     // Everything submitted to this stream from now on runs after the ticket's operation. An inline stream waits for it
     // here.
@@ -89,11 +98,12 @@ public:
     const std::string& name() const { return name_; }
     // Inline streams need neither a queue nor declared accesses.
     bool runs_inline() const { return inline_; }
+    Device device() const { return cuda_ ? Device::cuda : Device::cpu; }
 
 private:
     friend class StreamEngine;
-    Stream(StreamEngine* engine, int index, std::string name, bool runs_inline, const StreamObserver* observer)
-        : engine_(engine), index_(index), name_(std::move(name)), inline_(runs_inline), observer_(observer) {}
+    Stream(StreamEngine* engine, int index, std::string name, bool runs_inline, cuda::Streams* cuda, const StreamObserver* observer)
+        : engine_(engine), index_(index), name_(std::move(name)), inline_(runs_inline), cuda_(cuda), observer_(observer) {}
 
     template <class Work>
     Ticket run_here(const char* name, Work&& work) {
@@ -107,18 +117,21 @@ private:
         return {index_, ++submitted_};
     }
     Ticket enqueue(const char* name, std::span<const BufferAccess> accesses, std::function<void()> work);
+    Ticket issue(const char* name, std::span<const BufferAccess> accesses, const std::function<void(CUstream_st*)>& launches);
 
     StreamEngine* engine_;
     int index_;
     std::string name_;
     bool inline_;
+    cuda::Streams* cuda_;             // null on a CPU
     const StreamObserver* observer_;  // the engine's; empty: nobody watches
     uint64_t submitted_ = 0;
 };
 
+// Of one device. The adversarial mode is the CPU's; on a GPU the emulated runtime of the tests does the same.
 class StreamEngine {
 public:
-    explicit StreamEngine(StreamMode mode = StreamMode::normal);
+    explicit StreamEngine(StreamMode mode = StreamMode::normal, Device device = Device::cpu);
     // Joins the workers. An operation that is running is finished; those that have not begun never run.
     ~StreamEngine();
     StreamEngine(const StreamEngine&) = delete;
@@ -129,7 +142,7 @@ public:
     void wait(Ticket ticket);
     // All streams are empty afterwards, also when something failed: the first stream's failure is then thrown.
     void wait_all();
-    // To be called before anything is submitted.
+    // To be called when all streams are there, before anything is submitted.
     void observe(StreamObserver observer);
 
     // The rest is for the checker and costs nothing in normal mode.

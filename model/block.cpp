@@ -9,16 +9,20 @@ namespace {
 int64_t fused_width(const ModelConfig& m) { return (m.heads + 2 * m.kv_heads) * m.head_dim; }
 int64_t up_width(const ModelConfig& m) { return m.swiglu() ? 2 * m.ffn_hidden : m.ffn_hidden; }
 
-void linear(Stream& s, const LinearParams& p, const Tensor& x, const Tensor& y, int64_t N, Accumulate accumulate = Accumulate::overwrite) {
-    linear_forward(s, {.x_NI = x, .w_OI = p.w, .bias_O = p.b, .y_NO = y, .accumulate = accumulate, .N = N, .I = p.I, .O = p.O});
+void linear(Stream& s, const LinearParams& p, const Tensor& x, const Tensor& y, const BlockWorkspace& w, int64_t N,
+            Accumulate accumulate = Accumulate::overwrite) {
+    linear_forward(s, {.x_NI = x, .w_OI = p.w, .bias_O = p.b, .y_NO = y, .workspace = w.linear, .accumulate = accumulate,
+                       .N = N, .I = p.I, .O = p.O});
 }
-void linear_input_gradient(Stream& s, const LinearParams& p, const Tensor& dy, const Tensor& dx, int64_t N,
+void linear_input_gradient(Stream& s, const LinearParams& p, const Tensor& dy, const Tensor& dx, const BlockWorkspace& w, int64_t N,
                            Accumulate accumulate = Accumulate::overwrite) {
-    linear_backward_input(s, {.dy_NO = dy, .w_OI = p.w, .dx_NI = dx, .accumulate = accumulate, .N = N, .I = p.I, .O = p.O});
+    linear_backward_input(s, {.dy_NO = dy, .w_OI = p.w, .dx_NI = dx, .workspace = w.linear, .accumulate = accumulate,
+                              .N = N, .I = p.I, .O = p.O});
 }
-void linear_weight_gradient(Stream& s, const LinearParams& p, const Tensor& dy, const Tensor& x, int64_t N, Accumulate accumulate) {
-    linear_backward_weight(
-        s, {.dy_NO = dy, .x_NI = x, .dw_OI = p.dw, .dbias_O = p.db, .accumulate = accumulate, .N = N, .I = p.I, .O = p.O});
+void linear_weight_gradient(Stream& s, const LinearParams& p, const Tensor& dy, const Tensor& x, const BlockWorkspace& w, int64_t N,
+                            Accumulate accumulate) {
+    linear_backward_weight(s, {.dy_NO = dy, .x_NI = x, .dw_OI = p.dw, .dbias_O = p.db, .workspace = w.linear, .accumulate = accumulate,
+                               .N = N, .I = p.I, .O = p.O});
 }
 
 // The attention arguments of q, k and v inside one fused buffer of rows (q heads, k heads, v heads).
@@ -123,20 +127,21 @@ BlockWorkspace reserve_workspace(const ModelConfig& m, DType type, int64_t B, in
     const int64_t N = B * T, HD = m.heads * m.head_dim;
     const auto reserve = [&](DType t, int64_t elems) { return arena.reserve(MemoryClass::workspace, t, elems); };
     const SequenceInfo seq{.B = B, .T = T};
-    int64_t attention = attention_workspace(forward_arguments(m, seq, 0, Tensor{nullptr, type, N * fused_width(m)}));
+    int64_t attention = attention_workspace(arena.device(), forward_arguments(m, seq, 0, Tensor{nullptr, type, N * fused_width(m)}));
     BlockWorkspace w;
     w.delta_NC = reserve(type, N * m.hidden);
     if (passes == Passes::forward_and_backward) {
         const Tensor qkv{nullptr, type, N * fused_width(m)};
-        attention = std::max(attention, attention_workspace(backward_arguments(m, seq, 0, qkv, qkv)));
+        attention = std::max(attention, attention_workspace(arena.device(), backward_arguments(m, seq, 0, qkv, qkv)));
         w.dy_NC = reserve(type, N * m.hidden);
         w.do_NHD = reserve(type, N * HD);
         w.dqkv_NS = reserve(type, N * fused_width(m));
         w.dact_NF = reserve(type, N * m.ffn_hidden);
-        const int64_t heads = m.qk_norm ? norm_backward_workspace(N * m.heads, m.head_dim) : 0;
-        w.norm = reserve(DType::u8, std::max(norm_backward_workspace(N, m.hidden), heads));
+        const int64_t heads = m.qk_norm ? norm_backward_workspace(arena.device(), N * m.heads, m.head_dim) : 0;
+        w.norm = reserve(DType::u8, std::max(norm_backward_workspace(arena.device(), N, m.hidden), heads));
     }
     w.attention = reserve(DType::u8, attention);
+    w.linear = reserve(DType::u8, linear_workspace(arena.device(), N, std::max({fused_width(m), up_width(m), m.hidden})));
     return w;
 }
 
@@ -182,7 +187,7 @@ void Block::attention_forward(Stream& s, const Tensor& y, const SequenceInfo& se
                               KvCache* cache) const {
     const ModelConfig& m = model_;
     const int64_t N = seq.tokens(), D = m.head_dim, S = fused_width(m);
-    linear(s, p_.qkv, y, a.qkv_NS, N);
+    linear(s, p_.qkv, y, a.qkv_NS, w, N);
     if (m.qk_norm) {
         const float eps = static_cast<float>(m.norm_eps);
         head_norm_forward(s, {.x_NS = a.qkv_NS, .saved_NHD = a.qk_saved_NHD, .rstd_NH = a.q_rstd_NH, .weight_D = p_.q_norm.w, .eps = eps,
@@ -197,15 +202,15 @@ void Block::attention_forward(Stream& s, const Tensor& y, const SequenceInfo& se
     args.lse_BHT = a.lse_BHT;
     args.workspace = w.attention;
     trifold::attention_forward(s, args);
-    linear(s, p_.out, a.o_NHD, w.delta_NC, N);
+    linear(s, p_.out, a.o_NHD, w.delta_NC, w, N);
 }
 
 void Block::attention_backward(Stream& s, const Tensor& ddelta, const Tensor& y, const SequenceInfo& seq, const BlockActivations& a,
                                const BlockWorkspace& w, Accumulate accumulate) const {
     const ModelConfig& m = model_;
     const int64_t N = seq.tokens(), D = m.head_dim, S = fused_width(m);
-    linear_weight_gradient(s, p_.out, ddelta, a.o_NHD, N, accumulate);
-    linear_input_gradient(s, p_.out, ddelta, w.do_NHD, N);
+    linear_weight_gradient(s, p_.out, ddelta, a.o_NHD, w, N, accumulate);
+    linear_input_gradient(s, p_.out, ddelta, w.do_NHD, w, N);
     AttentionBackward args = backward_arguments(m, seq, window_, a.qkv_NS, w.dqkv_NS);
     args.o_NHD = a.o_NHD;
     args.do_NHD = w.do_NHD;
@@ -220,25 +225,25 @@ void Block::attention_backward(Stream& s, const Tensor& ddelta, const Tensor& y,
                                .rstd_NH = a.k_rstd_NH, .weight_D = p_.k_norm.w, .dweight_D = p_.k_norm.dw, .workspace = w.norm,
                                .accumulate = accumulate, .N = N, .heads = m.kv_heads, .D = D, .stride = S});
     }
-    linear_weight_gradient(s, p_.qkv, w.dqkv_NS, y, N, accumulate);
-    linear_input_gradient(s, p_.qkv, w.dqkv_NS, w.dy_NC, N);
+    linear_weight_gradient(s, p_.qkv, w.dqkv_NS, y, w, N, accumulate);
+    linear_input_gradient(s, p_.qkv, w.dqkv_NS, w.dy_NC, w, N);
 }
 
 void Block::ffn_forward(Stream& s, const Tensor& y, int64_t N, const BlockActivations& a, const BlockWorkspace& w, Accumulate into_delta) const {
-    linear(s, p_.up, y, a.up_NF, N);
+    linear(s, p_.up, y, a.up_NF, w, N);
     activation_forward(s, {.x_NF = a.up_NF, .y_NF = a.act_NF, .kind = model_.activation, .N = N, .F = model_.ffn_hidden});
-    linear(s, p_.down, a.act_NF, w.delta_NC, N, into_delta);
+    linear(s, p_.down, a.act_NF, w.delta_NC, w, N, into_delta);
 }
 
 void Block::ffn_backward(Stream& s, const Tensor& ddelta, const Tensor& y, int64_t N, const BlockActivations& a, const BlockWorkspace& w,
                          Accumulate into_dy, Accumulate accumulate) const {
-    linear_weight_gradient(s, p_.down, ddelta, a.act_NF, N, accumulate);
-    linear_input_gradient(s, p_.down, ddelta, w.dact_NF, N);
+    linear_weight_gradient(s, p_.down, ddelta, a.act_NF, w, N, accumulate);
+    linear_input_gradient(s, p_.down, ddelta, w.dact_NF, w, N);
     // The gradient of the activation's input replaces what is not needed any more: dact for GELU, the saved input for SwiGLU.
     const Tensor dup = model_.swiglu() ? a.up_NF : w.dact_NF;
     trifold::activation_backward(s, {.x_NF = a.up_NF, .dy_NF = w.dact_NF, .dx_NF = dup, .kind = model_.activation, .N = N, .F = model_.ffn_hidden});
-    linear_weight_gradient(s, p_.up, dup, y, N, accumulate);
-    linear_input_gradient(s, p_.up, dup, w.dy_NC, N, into_dy);
+    linear_weight_gradient(s, p_.up, dup, y, w, N, accumulate);
+    linear_input_gradient(s, p_.up, dup, w.dy_NC, w, N, into_dy);
 }
 
 void Block::norm(Stream& s, const NormParams& p, const Tensor& x, const Tensor& delta, const Tensor& sum, const Tensor& y,

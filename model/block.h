@@ -25,7 +25,7 @@ struct BlockActivations {
 struct BlockWorkspace {
     Tensor delta_NC;                          // what the next norm adds to the residual stream
     Tensor dy_NC, do_NHD, dqkv_NS, dact_NF;   // backward
-    Tensor attention, norm;                   // scratch of these operations
+    Tensor attention, norm, linear;           // scratch of these operations
 };
 
 // Which positions the tokens have, and which documents.

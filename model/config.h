@@ -106,7 +106,6 @@ struct ResilienceConfig {
     int64_t max_skips = 10;            // in a row
 };
 
-enum class Device : uint8_t { automatic, cpu, cuda };
 struct RunConfig {
     std::string dir;                   // derived: runs/DATE-TIME
     Device device = Device::automatic;

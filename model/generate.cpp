@@ -66,8 +66,8 @@ Generator::Generator(const ModelConfig& m, const ParameterTable& table, const Te
     logits_.resize(static_cast<size_t>(m.padded_vocab()));
 }
 
-void Generator::fill_constants() {
-    if (cos_TR_) fill_rotary_tables(model_, cos_TR_.as<float>(), sin_TR_.as<float>());
+void Generator::fill_constants(Stream& s) const {
+    if (cos_TR_) fill_rotary_tables(s, model_, cos_TR_, sin_TR_);
 }
 
 void Generator::reset() {

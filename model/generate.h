@@ -24,7 +24,7 @@ class Generator {
 public:
     // prompt_chunk: tokens that one forward pass takes at most; longer prompts go through in pieces.
     Generator(const ModelConfig&, const ParameterTable&, const Tensor& flat_weights, int64_t max_tokens, int64_t prompt_chunk, Arena&);
-    void fill_constants();
+    void fill_constants(Stream&) const;
     // Drops everything in the cache.
     void reset();
     // Feeds tokens behind those fed before; afterwards next_logits() are those of the next token.

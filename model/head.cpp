@@ -28,9 +28,10 @@ Head::Head(const ModelConfig& m, const ParameterTable& table, const FlatBuffers&
     if (m.norm == NormKind::layernorm) mean_N_ = keep(DType::f32, tokens);
     loss_N_ = scratch(DType::f32, tokens);
     logits_ = scratch(with_backward ? type : DType::f32, chunk_ * m.padded_vocab());
+    linear_workspace_ = scratch(DType::u8, linear_workspace(arena.device(), chunk_, m.padded_vocab()));
     if (with_backward) {
         dy_NC_ = scratch(type, tokens * m.hidden);
-        workspace_ = scratch(DType::u8, norm_backward_workspace(tokens, m.hidden));
+        workspace_ = scratch(DType::u8, norm_backward_workspace(arena.device(), tokens, m.hidden));
     }
 }
 
@@ -44,7 +45,8 @@ void Head::norm_forward(Stream& s, const Tensor& x, const Tensor& delta, int64_t
 void Head::chunk_loss(Stream& s, const Tensor& target, int64_t first, int64_t rows, float grad_scale, const Tensor& dlogits) const {
     const int64_t C = model_.hidden, P = model_.padded_vocab();
     const Tensor logits = logits_.slice(0, rows * P);
-    linear_forward(s, {.x_NI = y_NC_.slice(first * C, rows * C), .w_OI = head_.w, .y_NO = logits, .N = rows, .I = C, .O = P});
+    linear_forward(s, {.x_NI = y_NC_.slice(first * C, rows * C), .w_OI = head_.w, .y_NO = logits, .workspace = linear_workspace_,
+                       .N = rows, .I = C, .O = P});
     cross_entropy(s, {.logits_NP = logits, .target_N = target.slice(first, rows), .loss_N = loss_N_.slice(first, rows), .dlogits_NP = dlogits,
                       .grad_scale = grad_scale, .N = rows, .V = model_.vocab, .P = P});
 }
@@ -62,9 +64,10 @@ void Head::loss_and_backward(Stream& s, const Tensor& target, int64_t N, float g
         const int64_t rows = std::min(chunk_, N - first);
         const Tensor dlogits = logits_.slice(0, rows * P);
         chunk_loss(s, target, first, rows, grad_scale, dlogits);
-        linear_backward_weight(s, {.dy_NO = dlogits, .x_NI = y_NC_.slice(first * C, rows * C), .dw_OI = head_.dw, .accumulate = into_head,
-                                   .N = rows, .I = C, .O = P});
-        linear_backward_input(s, {.dy_NO = dlogits, .w_OI = head_.w, .dx_NI = dy_NC_.slice(first * C, rows * C), .N = rows, .I = C, .O = P});
+        linear_backward_weight(s, {.dy_NO = dlogits, .x_NI = y_NC_.slice(first * C, rows * C), .dw_OI = head_.dw, .workspace = linear_workspace_,
+                                   .accumulate = into_head, .N = rows, .I = C, .O = P});
+        linear_backward_input(s, {.dy_NO = dlogits, .w_OI = head_.w, .dx_NI = dy_NC_.slice(first * C, rows * C),
+                                  .workspace = linear_workspace_, .N = rows, .I = C, .O = P});
         into_head = Accumulate::add;
     }
     sum(s, {.x = loss_N_.slice(0, N), .sum = loss_sum, .accumulate = Accumulate::add});
@@ -76,7 +79,7 @@ void Head::loss_and_backward(Stream& s, const Tensor& target, int64_t N, float g
 Tensor Head::logits_of(Stream& s, int64_t n) const {
     const int64_t C = model_.hidden, P = model_.padded_vocab();
     const Tensor logits = logits_.slice(0, P);
-    linear_forward(s, {.x_NI = y_NC_.slice(n * C, C), .w_OI = head_.w, .y_NO = logits, .N = 1, .I = C, .O = P});
+    linear_forward(s, {.x_NI = y_NC_.slice(n * C, C), .w_OI = head_.w, .y_NO = logits, .workspace = linear_workspace_, .N = 1, .I = C, .O = P});
     return logits;
 }
 

@@ -33,7 +33,7 @@ private:
     NormParams norm_;
     LinearParams head_;
     int64_t chunk_;                      // rows of logits held at a time
-    Tensor x_NC_, y_NC_, mean_N_, rstd_N_, loss_N_, logits_, dy_NC_, workspace_;
+    Tensor x_NC_, y_NC_, mean_N_, rstd_N_, loss_N_, logits_, dy_NC_, workspace_, linear_workspace_;
 };
 
 }  // namespace trifold

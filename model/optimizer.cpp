@@ -15,11 +15,17 @@ Optimizer::Optimizer(const OptimConfig& config, const ParameterTable& table, DTy
     if (micro_batches > fold_every) folded_ = arena.reserve(MemoryClass::grads, DType::f32, n);
     m_ = arena.reserve(MemoryClass::optimizer, DType::f32, n);
     v_ = arena.reserve(MemoryClass::optimizer, DType::f32, n);
+    const int64_t segments = static_cast<int64_t>(segments_.size());
+    segment_table_ = arena.reserve(MemoryClass::workspace, DType::u8, segments * static_cast<int64_t>(sizeof(Segment)));
+    workspace_ = arena.reserve(MemoryClass::workspace, DType::u8, segment_sums_workspace(arena.device(), n, segments));
     squared_norm_ = arena.reserve(MemoryClass::workspace, DType::f64, 1);
     control_ = arena.reserve(MemoryClass::workspace, DType::f32, 2);
     norm_ = arena.reserve(MemoryClass::workspace, DType::f32, 1);
-    if (config.name == OptimizerKind::lamb)
-        lamb_norms_ = arena.reserve(MemoryClass::workspace, DType::f64, 2 * static_cast<int64_t>(segments_.size()));
+    if (config.name == OptimizerKind::lamb) lamb_norms_ = arena.reserve(MemoryClass::workspace, DType::f64, 2 * segments);
+}
+
+void Optimizer::fill_constants(Stream& s) const {
+    copy(s, {.x = Tensor{const_cast<Segment*>(segments_.data()), DType::u8, segment_table_.elems}, .y = segment_table_});
 }
 
 void Optimizer::fold_gradients(Stream& s, int64_t m) const {
@@ -36,11 +42,11 @@ void Optimizer::refresh_weights(Stream& s) const {
 }
 
 void Optimizer::step(Stream& s, double lr, int64_t update, float unit) const {
-    const Segment* segments = segments_.data();
+    const Segment* segments = static_cast<const Segment*>(segment_table_.data);
     const int64_t count = static_cast<int64_t>(segments_.size());
     const Tensor param = weight_.data == master_.data ? Tensor{} : weight_;
     zero(s, {.y = squared_norm_});
-    squared_norm(s, {.grad = grad_, .sums = squared_norm_, .segments = segments, .segment_count = count});
+    squared_norm(s, {.grad = grad_, .sums = squared_norm_, .workspace = workspace_, .segments = segments, .segment_count = count});
     clip_control(s, {.squared_norm = squared_norm_, .control = control_, .norm = norm_, .unit = unit, .clip = static_cast<float>(config_.clip)});
     const float beta1 = static_cast<float>(config_.beta1), beta2 = static_cast<float>(config_.beta2), eps = static_cast<float>(config_.eps);
     if (config_.name == OptimizerKind::adamw) {
@@ -48,8 +54,8 @@ void Optimizer::step(Stream& s, double lr, int64_t update, float unit) const {
                   .segment_count = count, .lr = static_cast<float>(lr), .beta1 = beta1, .beta2 = beta2, .eps = eps, .step = update});
         return;
     }
-    lamb_direction(s, {.master = master_, .control = control_, .m = m_, .v = v_, .grad = grad_, .norms = lamb_norms_, .segments = segments,
-                       .segment_count = count, .beta1 = beta1, .beta2 = beta2, .eps = eps, .step = update});
+    lamb_direction(s, {.master = master_, .control = control_, .m = m_, .v = v_, .grad = grad_, .norms = lamb_norms_, .workspace = workspace_,
+                       .segments = segments, .segment_count = count, .beta1 = beta1, .beta2 = beta2, .eps = eps, .step = update});
     lamb_update(s, {.master = master_, .direction = grad_, .norms = lamb_norms_, .control = control_, .param = param, .segments = segments,
                     .segment_count = count, .lr = static_cast<float>(lr)});
 }

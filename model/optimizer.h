@@ -29,6 +29,8 @@ public:
     const Tensor& m() const { return m_; }
     const Tensor& v() const { return v_; }
 
+    // Once, when the memory is real: the table of segments, which lies where the operations run.
+    void fill_constants(Stream&) const;
     // After initial values or a checkpoint were written to master(): rounds them into weight().
     void refresh_weights(Stream&) const;
     // Norm of `unit` * gradients, clipping, update number `update` (1 for the first) with learning rate lr.
@@ -48,7 +50,7 @@ private:
     int64_t micro_batches_;
     std::vector<Segment> segments_;
     Tensor master_, weight_, grad_, folded_, m_, v_;
-    Tensor squared_norm_, control_, norm_, lamb_norms_;
+    Tensor segment_table_, squared_norm_, control_, norm_, lamb_norms_, workspace_;
 };
 
 // Learning rate of step 1, 2, ...: linear warm-up that gives step 1 lr / warmup_steps, then the schedule down to min_lr.

@@ -50,6 +50,11 @@ private:
     void add(Parameter p, bool start_of_group = true);
 };
 
+// Flat buffers of the table in host memory, fp32, flat_elems() each: master weights and both moments. Without m and v: weights only.
+struct FlatState {
+    float *master = nullptr, *m = nullptr, *v = nullptr;
+};
+
 // Writes the initial values of every parameter into `flat` (fp32, flat_elems). Element i of a tensor depends on (seed, name, i)
 // alone, so the values are the same in every layout and on every device; no libm is involved.
 void initialize(const ParameterTable& table, uint64_t seed, float* flat);

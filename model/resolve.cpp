@@ -7,6 +7,7 @@
 #include "base/cpus.h"
 #include "base/error.h"
 #include "base/text.h"
+#include "kernels/cuda/runtime.h"
 #include "model/options.h"
 #include "model/options_json.h"
 
@@ -66,6 +67,11 @@ void derive_run(Config& c) {
                c.optim.schedule == LrSchedule::wsd ? fifth : whole);
     }
     derive(c, "run.dir", c.run.dir, std::string(), "runs/" + date_time());
+    if (c.run.device == Device::automatic) {
+        const cuda::Gpu gpu = cuda::probe();
+        require(gpu.state != cuda::GpuState::unusable, "{}; or compute on the processor with --run.device=cpu", gpu.text);
+        derive(c, "run.device", c.run.device, Device::automatic, gpu.state == cuda::GpuState::found ? Device::cuda : Device::cpu);
+    }
     derive(c, "run.threads", c.run.threads, int64_t{0}, int64_t{usable_cpus()});
     derive(c, "checkpoint.dir", c.checkpoint.dir, std::string(), c.run.dir + "/checkpoints");
 }
@@ -107,10 +113,10 @@ void check_training(const Config& c) {
             c.model.position == Position::rope
                 ? fmt::format(", or give --model.max_seq={0} (rotary positions have no weights)", t.seq)
                 : ", or train a model with more learned positions");
+    const int64_t below = t.global_batch / t.micro_batch * t.micro_batch;
     require(t.global_batch % t.micro_batch == 0,
-            "train.global_batch = {} is not a multiple of train.micro_batch = {}: try {} or {}", t.global_batch,
-            t.micro_batch, std::max<int64_t>(1, t.global_batch / t.micro_batch) * t.micro_batch,
-            (t.global_batch / t.micro_batch + 1) * t.micro_batch);
+            "train.global_batch = {} is not a multiple of train.micro_batch = {}: try {}{}", t.global_batch, t.micro_batch,
+            below > 0 ? fmt::format("{} or ", below) : "", below + t.micro_batch);
     require(t.micro_batch * t.seq <= 1 << 27,
             "train.micro_batch * train.seq = {} * {} tokens are more than {} at once: use a smaller micro_batch",
             t.micro_batch, t.seq, 1 << 27);
@@ -138,9 +144,14 @@ void check_build_limits(const Config& c) {
                                                      {"virtual_stages", m.virtual_stages}};
     for (const auto& [name, size] : sizes)
         require(size == 1, "mesh.{} = {}, but this build runs one process: it must be 1", name, size);
-    require(c.run.device != Device::cuda,
-            "run.device = cuda, but this build has no CUDA backend: use --run.device=cpu");
-    require(c.run.deterministic, "run.deterministic = off, but the CPU backend is always deterministic: leave it on");
+    const bool gpu = c.run.device == Device::cuda;
+    require(!gpu || cuda::compiled_in(), "run.device = cuda, but {}: use --run.device=cpu", cuda::probe().text);
+    require(!gpu || c.model.head_dim == 64 || c.model.head_dim == 96 || c.model.head_dim == 128,
+            "model.head_dim = {}, but attention on a GPU knows head sizes 64, 96 and 128: change the model, or use --run.device=cpu",
+            c.model.head_dim);
+    require(!gpu || c.debug.streams == StreamMode::normal,
+            "debug.streams = adversarial is a check of the CPU backend: use --run.device=cpu with it");
+    require(c.run.deterministic, "run.deterministic = off, but every operation is deterministic: leave it on");
 }
 
 }  // namespace

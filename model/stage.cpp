@@ -4,8 +4,9 @@
 
 namespace trifold {
 
-void fill_rotary_tables(const ModelConfig& m, float* cos_TR, float* sin_TR) {
+void fill_rotary_tables(Stream& s, const ModelConfig& m, const Tensor& cos, const Tensor& sin) {
     const int64_t R = m.head_dim / 2;
+    std::vector<float> cos_TR(static_cast<size_t>(cos.elems)), sin_TR(static_cast<size_t>(sin.elems));
     const RopeScaling& scaling = m.rope_scaling;
     constexpr double pi = 3.14159265358979323846;
     for (int64_t r = 0; r < R; ++r) {
@@ -21,10 +22,12 @@ void fill_rotary_tables(const ModelConfig& m, float* cos_TR, float* sin_TR) {
             }
         }
         for (int64_t t = 0; t < m.max_seq; ++t) {
-            cos_TR[t * R + r] = static_cast<float>(std::cos(static_cast<double>(t) * frequency));
-            sin_TR[t * R + r] = static_cast<float>(std::sin(static_cast<double>(t) * frequency));
+            cos_TR[static_cast<size_t>(t * R + r)] = static_cast<float>(std::cos(static_cast<double>(t) * frequency));
+            sin_TR[static_cast<size_t>(t * R + r)] = static_cast<float>(std::sin(static_cast<double>(t) * frequency));
         }
     }
+    copy(s, {.x = Tensor{cos_TR.data(), DType::f32, cos.elems}, .y = cos});
+    s.engine().wait(copy(s, {.x = Tensor{sin_TR.data(), DType::f32, sin.elems}, .y = sin}));
 }
 
 Stage::Stage(const ModelConfig& m, const ParameterTable& table, const FlatBuffers& flat, DType type, int64_t B, int64_t T, Recompute recompute,
@@ -58,12 +61,12 @@ Stage::Stage(const ModelConfig& m, const ParameterTable& table, const FlatBuffer
     loss_sum_ = scratch(DType::f64, 1);
     if (passes == Passes::forward_and_backward) {
         dresidual_NC_ = scratch(type, N * m.hidden);
-        embedding_workspace_ = scratch(DType::u8, embedding_backward_workspace(N, m.vocab));
+        embedding_workspace_ = scratch(DType::u8, embedding_backward_workspace(arena.device(), N, m.vocab));
     }
 }
 
-void Stage::fill_constants() {
-    if (sequence_.cos_TR) fill_rotary_tables(model_, sequence_.cos_TR.as<float>(), sequence_.sin_TR.as<float>());
+void Stage::fill_constants(Stream& s) const {
+    if (sequence_.cos_TR) fill_rotary_tables(s, model_, sequence_.cos_TR, sequence_.sin_TR);
 }
 
 void Stage::reset_loss(Stream& s) const { zero(s, {.y = loss_sum_}); }

@@ -17,13 +17,13 @@ struct TokenBatch {
 
 // cos and sin of the rotary embedding for positions [0, max_seq), fp32 [max_seq, D/2], computed in double.
 // Scaling as in Hugging Face: linear divides positions; llama3 rescales each frequency by its wavelength (Llama 3.1 report).
-void fill_rotary_tables(const ModelConfig&, float* cos_TR, float* sin_TR);
+void fill_rotary_tables(Stream&, const ModelConfig&, const Tensor& cos_TR, const Tensor& sin_TR);
 
 class Stage {
 public:
     Stage(const ModelConfig&, const ParameterTable&, const FlatBuffers&, DType, int64_t B, int64_t T, Recompute, Passes, bool isolated_documents, Arena&);
     // Once, when the memory is real: constant tables.
-    void fill_constants();
+    void fill_constants(Stream&) const;
 
     // Sets the loss sum to zero. Losses of all micro-batches since are added up.
     void reset_loss(Stream&) const;

@@ -11,11 +11,17 @@ namespace trifold {
 
 using MemoryByClass = std::array<int64_t, memory_classes>;
 
+// The device of a resolved configuration; a GPU is claimed for this process. Throws Problem when there is none.
+Device prepare_device(const RunConfig&);
+
+// Computed in the `device` arena; `host` is the same one on a CPU.
 struct TrainerMemory {
     Optimizer optimizer;
     Stage stage;
-    Tensor snapshot;  // fp32, three flat buffers: what the background writer of checkpoints reads; empty when saves are synchronous
-    TrainerMemory(const Config&, const ParameterTable&, Arena&);
+    // fp32, three flat buffers: the host's copy of weights and moments beside a GPU, and what the background writer of
+    // checkpoints reads. Empty on a CPU when saves are synchronous.
+    Tensor snapshot;
+    TrainerMemory(const Config&, const ParameterTable&, Arena& device, Arena& host);
 };
 
 class Trainer {
@@ -29,9 +35,15 @@ public:
     const Tensor& snapshot() const { return memory_->snapshot; }
     Stream& compute() { return *compute_; }
     StreamEngine& engine() { return engine_; }
-    int64_t memory_bytes() const;  // allocated by us, workspace of the matrix library included
+    int64_t memory_bytes() const;  // allocated by us on the device, workspace of the matrix library included
 
-    // Random initial values from train.seed, written to the master weights.
+    // Weights and moments in host memory: on a CPU the buffers themselves, beside a GPU the snapshot. To be filled by the
+    // host, who then calls `host_state_changed`.
+    FlatState host_state();
+    void host_state_changed();
+    // The same with the present values, to be read; waits for all that was submitted.
+    FlatState read_state();
+    // Random initial values from train.seed.
     void initialize_weights();
 
     // Progress of the run: what a checkpoint stores besides the tensors.
@@ -44,11 +56,15 @@ private:
     ParameterTable table_;
     StreamEngine engine_;
     Stream* compute_;
-    std::unique_ptr<Arena> arena_;
+    bool on_gpu() const { return config_.run.device == Device::cuda; }
+    std::array<Tensor, 3> state_tensors() { return {optimizer().master(), optimizer().m(), optimizer().v()}; }
+    Tensor snapshot_part(int i) const { return snapshot().slice(i * table_.flat_elems(), table_.flat_elems()); }
+
+    std::unique_ptr<Arena> arena_, host_arena_;  // host_arena_: null on a CPU
     std::unique_ptr<TrainerMemory> memory_;
 };
 
-// What Trainer(config) would allocate, by class, without allocating anything.
+// What Trainer(config) would allocate on its device, by class, without allocating anything.
 MemoryByClass plan_memory(const Config&);
 
 }  // namespace trifold

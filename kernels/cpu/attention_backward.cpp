@@ -261,7 +261,7 @@ void cpu::attention_backward(const AttentionBackward& a) {
     with_act(a.q_NHD.dtype, [&](auto act) { attention::backward<decltype(act)>(a); });
 }
 
-int64_t attention_workspace(const AttentionBackward& a) {
+int64_t cpu::attention_workspace(const AttentionBackward& a) {
     return omp_get_max_threads() *
            cpu::attention::Scratch::bytes(a.T, cpu::attention::round_up(a.D, cpu::attention::lanes));
 }

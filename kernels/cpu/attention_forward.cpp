@@ -193,7 +193,7 @@ void cpu::attention_forward(const AttentionForward& a) {
 }
 
 // Enough for fewer queries and for any number of keys as well.
-int64_t attention_workspace(const AttentionForward& a) {
+int64_t cpu::attention_workspace(const AttentionForward& a) {
     using namespace cpu::attention;
     const int64_t tiles = omp_get_max_threads() * Scratch::bytes(round_up(a.D, lanes));
     return std::max(tiles, decode_workspace(a));

@@ -102,10 +102,6 @@ void embedding_backward(const EmbeddingBackward& a) {
     });
 }
 
-}  // namespace trifold::cpu
-
-namespace trifold {
-
 int64_t embedding_backward_workspace(int64_t N, int64_t) { return 2 * N * static_cast<int64_t>(sizeof(int32_t)); }
 
-}  // namespace trifold
+}  // namespace trifold::cpu

@@ -149,10 +149,6 @@ void norm_backward(const NormBackward& a) {
     with_act(a.x_NC.dtype, [&](auto type) { backward<decltype(type)>(a); });
 }
 
+int64_t norm_backward_workspace(int64_t N, int64_t C) { return RowSums::bytes(N, 2 * C); }
+
 }  // namespace trifold::cpu
-
-namespace trifold {
-
-int64_t norm_backward_workspace(int64_t N, int64_t C) { return cpu::RowSums::bytes(N, 2 * C); }
-
-}  // namespace trifold

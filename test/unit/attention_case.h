@@ -128,11 +128,11 @@ struct Case {
     }
     void run() {
         AttentionForward f = forward_args();
-        Workspace forward(attention_workspace(f));
+        Workspace forward(cpu::attention_workspace(f));
         f.workspace = forward.tensor();
         cpu::attention_forward(f);
         AttentionBackward g = backward_args();
-        Workspace backward(attention_workspace(g));
+        Workspace backward(cpu::attention_workspace(g));
         g.workspace = backward.tensor();
         cpu::attention_backward(g);
         TRIFOLD_ASSERT(forward.intact() && backward.intact());

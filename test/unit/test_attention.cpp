@@ -108,7 +108,7 @@ std::vector<T> with_cache(const Case<T>& c, int64_t first, int64_t count) {
     a.o_NHD = view(o);
     a.lse_BHT = {};
     a.Tq = count, a.Tk = first + count, a.q_offset = first;
-    Workspace w(attention_workspace(a));
+    Workspace w(cpu::attention_workspace(a));
     a.workspace = w.tensor();
     cpu::attention_forward(a);
     REQUIRE(w.intact());
@@ -299,6 +299,6 @@ TEST_CASE("attention workspace does not grow with fewer queries or more keys", "
     train.B = 4, train.Tq = train.Tk = 1024, train.H = train.K = 12, train.D = 64;
     AttentionForward decode = train;
     decode.Tq = 1, decode.Tk = 100000;
-    CHECK(attention_workspace(train) == attention_workspace(decode));
-    CHECK(attention_workspace(train) % 4 == 0);
+    CHECK(cpu::attention_workspace(train) == cpu::attention_workspace(decode));
+    CHECK(cpu::attention_workspace(train) % 4 == 0);
 }

@@ -41,7 +41,7 @@ struct EmbeddingGradients {
         : dwte(Operand::random(f32, V * s.C, 5)), dwpe(Operand::random(f32, T * s.C, 6)) {
         Operand token = Operand::integers(some_integers(s.N, V, 1));
         Operand position = Operand::integers(some_integers(s.N, T, 2));
-        Operand dx = Operand::random(act, s.N * s.C, 3), workspace(DType::u8, embedding_backward_workspace(s.N, V));
+        Operand dx = Operand::random(act, s.N * s.C, 3), workspace(DType::u8, cpu::embedding_backward_workspace(s.N, V));
         cpu::embedding_backward({.token_N = token.tensor(),
                                  .position_N = position.tensor(),
                                  .dx_NC = dx.tensor(),

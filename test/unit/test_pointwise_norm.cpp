@@ -77,7 +77,7 @@ struct NormGradients {
           dx(alias ? residual : Operand::nans(f.act, f.s.N * f.s.C)),
           dweight(Operand::random(f32, f.s.C, 13)),
           dbias(Operand::random(f32, f.s.C, 14)) {
-        Operand workspace(DType::u8, norm_backward_workspace(f.s.N, f.s.C)), input = f.input();
+        Operand workspace(DType::u8, cpu::norm_backward_workspace(f.s.N, f.s.C)), input = f.input();
         cpu::norm_backward({.dy_NC = dy.tensor(),
                             .x_NC = input.tensor(),
                             .weight_C = f.weight.tensor(),
@@ -203,7 +203,7 @@ TEST_CASE("head_norm normalises the heads of a strided row and leaves the rest a
             Operand x = Operand::random(act, N * stride, 1), before = x, saved = Operand::nans(act, N * heads * D);
             Operand dx = Operand::random(act, N * stride, 4), dy = dx, weight = Operand::random(act, D, 2, 0.5, 1.0);
             Operand dweight = Operand::random(f32, D, 3), rstd = Operand::nans(f32, N * heads);
-            Operand workspace(DType::u8, norm_backward_workspace(N, D));
+            Operand workspace(DType::u8, cpu::norm_backward_workspace(N, D));
             cpu::head_norm_forward({.x_NS = x.tensor(),
                                     .saved_NHD = saved.tensor(),
                                     .rstd_NH = rstd.tensor(),

@@ -63,7 +63,7 @@ TEST_CASE("an inline stream runs at once and copies nothing", "[stream]") {
     const Ticket t = s.submit("work", {}, work);
     CHECK(runs == 1);
     const Ticket u = s.launch<Counted>(
-        "launch", +[](const Counted& a) { *a.copies += 100; }, args);
+        "launch", +[](const Counted& a) { *a.copies += 100; }, nullptr, args);
     CHECK(copies == 100);
     CHECK(u.number == t.number + 1);
     CHECK(s.last() == u);

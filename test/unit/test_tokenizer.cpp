@@ -218,6 +218,9 @@ TEST_CASE("a text cut at last_cut gives the same ids") {
         }
         CHECK(cuts > 2000);
     }
+    // The carriage return belongs to the word that the line feed is in.
+    CHECK(Tokenizer::load(tokenizer_path("llama3")).last_cut("a\n \rb") == 0);
+    CHECK(Tokenizer::load(tokenizer_path("llama3")).last_cut("a\n  b") == 2);
     CHECK(Tokenizer::load(tokenizer_path("gpt2_prefix")).last_cut("one two three ") ==
           0);  // its tokens take white space
 }

@@ -1,0 +1,243 @@
+// kernels/cuda/runtime.cpp   Devices, memory, streams and events through the CUDA runtime. The driver is never linked.
+#include "kernels/cuda/runtime.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <array>
+#include <deque>
+#include <map>
+#include <vector>
+
+#include "kernels/cuda/check.h"
+#include "kernels/cuda/range.h"
+
+namespace trifold::cuda {
+namespace {
+
+double gib(size_t bytes) { return static_cast<double>(bytes) / (1 << 30); }
+
+// Dense bf16 tensor-core FLOP/s with fp32 accumulation by NVIDIA's data sheets, without sparsity; the first match counts.
+struct DataSheet {
+    const char* name;
+    double bf16_flops;
+};
+constexpr DataSheet data_sheets[] = {{"B200", 2250e12},     {"H200", 989.4e12}, {"GH200", 989.4e12}, {"H100 PCIe", 756e12}, {"H100 NVL", 835e12},
+                                     {"H100", 989.4e12},    {"A100", 312e12},   {"L40S", 362e12},    {"L4", 121e12},        {"A10", 125e12},
+                                     {"RTX 4090", 165.2e12}, {"RTX 3090", 71e12}};
+
+double data_sheet_rate(const std::string& name) {
+    for (const DataSheet& d : data_sheets)
+        if (name.find(d.name) != std::string::npos) return d.bf16_flops;
+    return 0;
+}
+
+}  // namespace
+
+void check(cudaError_t error, const char* call, const char* file, int line) {
+    if (error == cudaSuccess) return;
+    throw Problem(Exit::fault, fmt::format("CUDA: {} ({}) in {} at {}:{}; if `nvidia-smi` shows a healthy GPU, run once more with CUDA_LAUNCH_BLOCKING=1 "
+                                           "to learn which kernel it was", cudaGetErrorString(error), cudaGetErrorName(error), call, file, line));
+}
+
+bool compiled_in() { return true; }
+
+Gpu probe() {
+    int count = 0, driver = 0;
+    const cudaError_t error = cudaGetDeviceCount(&count);
+    cudaDriverGetVersion(&driver);
+    if (driver == 0) return {GpuState::absent, "no NVIDIA driver on this machine"};
+    if (error == cudaErrorNoDevice || (error == cudaSuccess && count == 0)) return {GpuState::absent, "the NVIDIA driver sees no GPU (CUDA_VISIBLE_DEVICES?)"};
+    if (error == cudaErrorInsufficientDriver)
+        return {GpuState::unusable, fmt::format("the NVIDIA driver supports CUDA {}.{}, this build needs {}.{}: update the driver", driver / 1000, driver / 10 % 100,
+                                                CUDART_VERSION / 1000, CUDART_VERSION / 10 % 100)};
+    if (error != cudaSuccess) return {GpuState::unusable, fmt::format("the NVIDIA driver reports: {}", cudaGetErrorString(error))};
+    int device = 0;
+    cudaDeviceProp properties;
+    CUDA_CHECK(cudaGetDevice(&device));
+    CUDA_CHECK(cudaGetDeviceProperties(&properties, device));
+    return {GpuState::found, fmt::format("{}, {:.1f} GiB, compute capability {}.{}", properties.name, gib(properties.totalGlobalMem), properties.major, properties.minor),
+            data_sheet_rate(properties.name)};
+}
+
+void select(int index) {
+    const Gpu gpu = probe();
+    if (gpu.state != GpuState::found) throw Problem(Exit::usage, fmt::format("--run.device=cuda: {}; --run.device=cpu computes on the processor", gpu.text));
+    int count = 0;
+    CUDA_CHECK(cudaGetDeviceCount(&count));
+    if (index >= count) throw Problem(Exit::usage, fmt::format("this node shows {} GPU{}, but process {} of it needs one of its own: start fewer processes per node",
+                                                               count, count == 1 ? "" : "s", index));
+    CUDA_CHECK(cudaSetDevice(index));
+}
+
+void* allocate(int64_t bytes) {
+    void* memory = nullptr;
+    const cudaError_t error = cudaMalloc(&memory, static_cast<size_t>(bytes));
+    if (error == cudaErrorMemoryAllocation) {
+        cudaGetLastError();  // forgotten: the caller reports it
+        return nullptr;
+    }
+    CUDA_CHECK(error);
+    CUDA_CHECK(cudaMemset(memory, 0, static_cast<size_t>(bytes)));
+    CUDA_CHECK(cudaDeviceSynchronize());
+    return memory;
+}
+
+void release(void* memory) { cudaFree(memory); }
+
+int64_t available_memory() {
+    size_t available = 0, total = 0;
+    CUDA_CHECK(cudaMemGetInfo(&available, &total));
+    return static_cast<int64_t>(available);
+}
+
+void pin(void* memory, int64_t bytes) { CUDA_CHECK(cudaHostRegister(memory, static_cast<size_t>(bytes), cudaHostRegisterDefault)); }
+void unpin(void* memory) { cudaHostUnregister(memory); }
+
+// ---------------------------------------------------------------- streams
+
+namespace {
+
+constexpr size_t marks_kept = 64;  // of the latest operations; an older ticket is answered by the oldest mark, which comes after it
+
+struct Mark {
+    uint64_t number = 0;  // this operation and all before it on the stream
+    cudaEvent_t event = nullptr;
+};
+
+struct Timed {
+    const Stream* stream;
+    const char* name;
+    cudaEvent_t begin, end;
+};
+
+struct CudaStream {
+    const Stream* stream = nullptr;
+    StreamKind kind = StreamKind::compute;
+    cudaStream_t handle = nullptr;
+    uint64_t submitted = 0;
+    std::deque<Mark> marks;  // numbers ascend
+};
+
+}  // namespace
+
+struct Streams::State {
+    std::map<int, CudaStream> streams;
+    StreamObserver observer;
+    cudaEvent_t origin = nullptr;  // and what the host's clock said then
+    StreamTime origin_time;
+    std::deque<Timed> timed;
+    std::vector<cudaEvent_t> timers;  // free ones
+
+    cudaEvent_t timer() {
+        cudaEvent_t event;
+        if (timers.empty()) {
+            CUDA_CHECK(cudaEventCreate(&event));
+        } else {
+            event = timers.back();
+            timers.pop_back();
+        }
+        return event;
+    }
+    void mark(CudaStream& s);
+    cudaEvent_t event_of(Ticket ticket);
+    void report_times();
+};
+
+// An event behind everything that is on the stream now.
+void Streams::State::mark(CudaStream& s) {
+    Mark m{s.submitted, nullptr};
+    if (s.marks.size() < marks_kept) {
+        CUDA_CHECK(cudaEventCreateWithFlags(&m.event, cudaEventDisableTiming));
+    } else {
+        m.event = s.marks.front().event;
+        s.marks.pop_front();
+    }
+    CUDA_CHECK(cudaEventRecord(m.event, s.handle));
+    s.marks.push_back(m);
+}
+
+cudaEvent_t Streams::State::event_of(Ticket ticket) {
+    CudaStream& s = streams.at(ticket.stream);
+    TRIFOLD_ASSERT(ticket.number <= s.submitted);
+    if (s.marks.empty() || s.marks.back().number < ticket.number) mark(s);
+    return std::lower_bound(s.marks.begin(), s.marks.end(), ticket.number, [](const Mark& m, uint64_t n) { return m.number < n; })->event;
+}
+
+// Operations that have ended, in the order in which they were submitted.
+void Streams::State::report_times() {
+    const auto time_of = [&](cudaEvent_t event) {
+        float ms = 0;
+        CUDA_CHECK(cudaEventElapsedTime(&ms, origin, event));
+        return origin_time + std::chrono::duration_cast<StreamTime::duration>(std::chrono::duration<float, std::milli>(ms));
+    };
+    while (!timed.empty() && cudaEventQuery(timed.front().end) == cudaSuccess) {
+        const Timed t = timed.front();
+        timed.pop_front();
+        observer(*t.stream, t.name, time_of(t.begin), time_of(t.end));
+        timers.insert(timers.end(), {t.begin, t.end});
+    }
+}
+
+Streams::Streams() : state_(std::make_unique<State>()) {}
+
+// Errors are left alone here: the process is on its way out, or the device is broken and said so before.
+Streams::~Streams() {
+    for (auto& [index, s] : state_->streams) {
+        cudaStreamSynchronize(s.handle);
+        for (const Mark& m : s.marks) cudaEventDestroy(m.event);
+        cudaStreamDestroy(s.handle);
+    }
+    for (const Timed& t : state_->timed) state_->timers.insert(state_->timers.end(), {t.begin, t.end});
+    for (const cudaEvent_t event : state_->timers) cudaEventDestroy(event);
+    if (state_->origin) cudaEventDestroy(state_->origin);
+}
+
+// Communication is short and others wait for it, so it goes first where both could run.
+void Streams::add(const Stream& stream, int index, StreamKind kind) {
+    int least = 0, greatest = 0;
+    CUDA_CHECK(cudaDeviceGetStreamPriorityRange(&least, &greatest));
+    CudaStream& s = state_->streams[index];
+    s.stream = &stream;
+    s.kind = kind;
+    CUDA_CHECK(cudaStreamCreateWithPriority(&s.handle, cudaStreamNonBlocking, kind == StreamKind::communication ? greatest : least));
+}
+
+CUstream_st* Streams::handle(int index) const { return state_->streams.at(index).handle; }
+
+void Streams::begin(int index, const char* name, std::span<const BufferAccess> accesses) {
+    range_push(name, accesses);
+    if (!state_->observer) return;
+    const CudaStream& s = state_->streams.at(index);
+    state_->timed.push_back({s.stream, name, state_->timer(), state_->timer()});
+    CUDA_CHECK(cudaEventRecord(state_->timed.back().begin, s.handle));
+}
+
+void Streams::end(Ticket ticket) {
+    CudaStream& s = state_->streams.at(ticket.stream);
+    s.submitted = ticket.number;
+    if (state_->observer) CUDA_CHECK(cudaEventRecord(state_->timed.back().end, s.handle));
+    if (s.kind == StreamKind::communication) state_->mark(s);
+    range_pop();
+}
+
+void Streams::follow(int index, Ticket ticket) {
+    CUDA_CHECK(cudaStreamWaitEvent(state_->streams.at(index).handle, state_->event_of(ticket), 0));
+}
+
+void Streams::wait(Ticket ticket) {
+    CUDA_CHECK(cudaEventSynchronize(state_->event_of(ticket)));
+    if (state_->observer) state_->report_times();
+}
+
+void Streams::observe(const StreamObserver& observer) {
+    TRIFOLD_ASSERT(!state_->streams.empty());
+    if (!state_->origin) CUDA_CHECK(cudaEventCreate(&state_->origin));
+    const cudaStream_t stream = state_->streams.begin()->second.handle;
+    CUDA_CHECK(cudaEventRecord(state_->origin, stream));
+    CUDA_CHECK(cudaStreamSynchronize(stream));
+    state_->origin_time = std::chrono::steady_clock::now();
+    state_->observer = observer;
+}
+
+}  // namespace trifold::cuda

@@ -1,0 +1,61 @@
+// kernels/cuda/runtime.h   The CUDA runtime as the rest of the trainer sees it: which GPU, its memory, its streams. No CUDA headers.
+#pragma once
+#include <cstdint>
+#include <memory>
+#include <span>
+#include <string>
+
+#include "kernels/stream.h"
+
+struct CUstream_st;
+
+namespace trifold::cuda {
+
+// absent: no driver, no GPU, or a build without CUDA. unusable: there is a driver, but it is too old or does not work.
+enum class GpuState : uint8_t { found, absent, unusable };
+struct Gpu {
+    GpuState state = GpuState::absent;
+    std::string text;       // "NVIDIA H200, 139.8 GiB, compute capability 9.0", or why there is none
+    double bf16_flops = 0;  // dense tensor-core rate by the data sheet; 0: not in our table
+};
+Gpu probe();
+// Whether this build has a CUDA half at all: without one not even memory can be planned.
+bool compiled_in();
+
+// This process computes on GPU `index` of its node from now on. Throws Problem(Exit::usage) when it cannot.
+void select(int index);
+
+// Zeroed device memory, null when there is not enough of it. Nothing may still use what is released.
+void* allocate(int64_t bytes);
+void release(void* memory);
+int64_t available_memory();
+// Page-locks host memory, so that copies from and to it are asynchronous; to be unpinned before it is freed.
+void pin(void* memory, int64_t bytes);
+void unpin(void* memory);
+
+// The CUDA streams of one engine, numbered as the engine numbers them. A ticket becomes an event: on communication streams
+// after every operation, so that waiting for one collective never waits for the next; on compute streams only when somebody
+// asks for the ticket, so that the event may cover later work as well.
+class Streams {
+public:
+    Streams();
+    ~Streams();
+    Streams(const Streams&) = delete;
+    Streams& operator=(const Streams&) = delete;
+
+    void add(const Stream& stream, int index, StreamKind kind);
+    CUstream_st* handle(int index) const;
+    // Before and after the calls that put one operation on a stream: an NVTX range, in the emulator its declared accesses.
+    void begin(int index, const char* name, std::span<const BufferAccess> accesses);
+    void end(Ticket ticket);
+    void follow(int index, Ticket ticket);
+    void wait(Ticket ticket);
+    // From now on operations are timed by the GPU; the observer hears of them when the host waits for something.
+    void observe(const StreamObserver& observer);
+
+private:
+    struct State;
+    std::unique_ptr<State> state_;
+};
+
+}  // namespace trifold::cuda

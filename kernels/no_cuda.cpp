@@ -1,0 +1,40 @@
+// kernels/no_cuda.cpp   Stands in for kernels/cuda/ in builds without a CUDA toolkit: there is no GPU, so nothing else is ever called.
+#include "kernels/cuda/runtime.h"
+#include "kernels/ops.h"
+
+namespace trifold::cuda {
+
+#define TRIFOLD_NEVER bug(__FILE__, __LINE__, "a CUDA call in a build without CUDA")
+
+bool compiled_in() { return false; }
+Gpu probe() { return {GpuState::absent, "this build has no CUDA half (no CUDA toolkit was found when it was made)"}; }
+void select(int) { throw Problem(Exit::usage, "--run.device=cuda: " + probe().text + "; --run.device=cpu computes on the processor"); }
+void* allocate(int64_t) { TRIFOLD_NEVER; }
+void release(void*) { TRIFOLD_NEVER; }
+int64_t available_memory() { TRIFOLD_NEVER; }
+void pin(void*, int64_t) { TRIFOLD_NEVER; }
+void unpin(void*) { TRIFOLD_NEVER; }
+
+struct Streams::State {};
+Streams::Streams() { TRIFOLD_NEVER; }
+Streams::~Streams() = default;
+void Streams::add(const Stream&, int, StreamKind) { TRIFOLD_NEVER; }
+CUstream_st* Streams::handle(int) const { TRIFOLD_NEVER; }
+void Streams::begin(int, const char*, std::span<const BufferAccess>) { TRIFOLD_NEVER; }
+void Streams::end(Ticket) { TRIFOLD_NEVER; }
+void Streams::follow(int, Ticket) { TRIFOLD_NEVER; }
+void Streams::wait(Ticket) { TRIFOLD_NEVER; }
+void Streams::observe(const StreamObserver&) { TRIFOLD_NEVER; }
+
+#define X(op, Args) \
+    void op(CUstream_st*, const Args&) { TRIFOLD_NEVER; }
+TRIFOLD_OPS(X)
+#undef X
+int64_t attention_workspace(const AttentionForward&) { TRIFOLD_NEVER; }
+int64_t attention_workspace(const AttentionBackward&) { TRIFOLD_NEVER; }
+int64_t linear_workspace(int64_t, int64_t) { TRIFOLD_NEVER; }
+int64_t norm_backward_workspace(int64_t, int64_t) { TRIFOLD_NEVER; }
+int64_t embedding_backward_workspace(int64_t, int64_t) { TRIFOLD_NEVER; }
+int64_t segment_sums_workspace(int64_t, int64_t) { TRIFOLD_NEVER; }
+
+}  // namespace trifold::cuda

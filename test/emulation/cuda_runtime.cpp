@@ -1,0 +1,210 @@
+#include "test/emulation/cuda_runtime.h"
+
+#include <cuda_runtime_api.h>
+
+#include <cstdlib>
+#include <cstring>
+#include <map>
+
+#include "test/emulation/emulator.h"
+
+struct CUstream_st {
+    trifold::Stream* stream;
+};
+struct CUevent_st {
+    trifold::Ticket ticket;
+    trifold::StreamTime time;  // when it was recorded
+};
+
+namespace trifold::emulation {
+namespace {
+
+constexpr size_t device_memory = size_t{16} << 30;
+constexpr unsigned char uninitialised = 0xff;
+
+struct Runtime {
+    StreamEngine engine{StreamMode::adversarial};
+    CUstream_st default_stream{&engine.add("default stream", StreamKind::compute)};
+    std::map<Stream*, uint64_t> reached;  // by the host's waits
+    std::map<std::byte*, size_t> allocations;
+    const char* operation = nullptr;
+    std::vector<BufferAccess> accesses;
+
+    Stream& of(CUstream_st* s) { return s ? *s->stream : *default_stream.stream; }
+    Ticket put(CUstream_st* stream, const char* name, std::vector<BufferAccess> what, std::function<void()> work) {
+        return of(stream).submit(name, std::span<const BufferAccess>(what), std::move(work));
+    }
+    void wait(Stream& s, Ticket ticket) {
+        engine.wait(ticket);
+        uint64_t& number = reached[&s];
+        number = std::max(number, ticket.number);
+    }
+    void wait_all() {
+        engine.wait_all();
+        for (auto& [stream, number] : reached) number = stream->last().number;
+    }
+};
+
+Runtime& runtime() {
+    static Runtime instance;
+    return instance;
+}
+
+// The stream that a ticket is of, through the streams that exist.
+std::vector<CUstream_st*>& streams() {
+    static std::vector<CUstream_st*> all{&runtime().default_stream};
+    return all;
+}
+Stream& stream_of(Ticket ticket) {
+    for (CUstream_st* s : streams())
+        if (s->stream->last().stream == ticket.stream) return *s->stream;
+    die("an event of a stream that does not exist");
+}
+
+BufferAccess access(const void* p, size_t bytes, Access how) { return {static_cast<const std::byte*>(p), static_cast<int64_t>(bytes), how}; }
+
+}  // namespace
+
+void begin_operation(const char* name, std::span<const BufferAccess> accesses) {
+    runtime().operation = name;
+    runtime().accesses.assign(accesses.begin(), accesses.end());
+    declare_accesses(accesses);
+}
+void end_operation() {
+    runtime().operation = nullptr;
+    runtime().accesses.clear();
+    declare_accesses({});
+}
+
+void submit(CUstream_st* stream, const char* kernel, std::function<void()> run) {
+    Runtime& r = runtime();
+    r.put(stream, r.operation ? r.operation : kernel, r.accesses, std::move(run));
+}
+
+std::vector<std::string> unordered_accesses() { return runtime().engine.findings(); }
+
+int64_t device_bytes() {
+    int64_t sum = 0;
+    for (const auto& [begin, bytes] : runtime().allocations) sum += static_cast<int64_t>(bytes);
+    return sum;
+}
+
+}  // namespace trifold::emulation
+
+// ---------------------------------------------------------------- the calls
+
+using namespace trifold;
+using emulation::runtime;
+
+extern "C" {
+
+cudaError_t cudaGetDeviceCount(int* count) { return *count = 1, cudaSuccess; }
+cudaError_t cudaDriverGetVersion(int* version) { return *version = CUDART_VERSION, cudaSuccess; }
+cudaError_t cudaGetDevice(int* device) { return *device = 0, cudaSuccess; }
+cudaError_t cudaSetDevice(int device) { return device == 0 ? cudaSuccess : cudaErrorInvalidDevice; }
+cudaError_t cudaGetDeviceProperties(cudaDeviceProp* p, int) {
+    *p = {};
+    std::strcpy(p->name, "emulated GPU");
+    p->totalGlobalMem = emulation::device_memory;
+    p->major = 9;
+    p->multiProcessorCount = 4;
+    return cudaSuccess;
+}
+cudaError_t cudaMemGetInfo(size_t* available, size_t* total) {
+    *total = emulation::device_memory;
+    *available = *total - static_cast<size_t>(emulation::device_bytes());
+    return cudaSuccess;
+}
+cudaError_t cudaDeviceGetStreamPriorityRange(int* least, int* greatest) { return *least = 0, *greatest = -5, cudaSuccess; }
+cudaError_t cudaFuncSetAttribute(const void*, cudaFuncAttribute, int) { return cudaSuccess; }
+cudaError_t cudaGetLastError() { return cudaSuccess; }
+const char* cudaGetErrorString(cudaError_t) { return "an error of the emulated runtime"; }
+const char* cudaGetErrorName(cudaError_t) { return "emulated"; }
+
+cudaError_t cudaMalloc(void** p, size_t bytes) {
+    if (bytes > emulation::device_memory || posix_memalign(p, 256, std::max<size_t>(bytes, 1)) != 0) return cudaErrorMemoryAllocation;
+    std::memset(*p, emulation::uninitialised, bytes);
+    runtime().allocations[static_cast<std::byte*>(*p)] = bytes;
+    runtime().engine.buffer_allocated(*p, static_cast<int64_t>(bytes));
+    emulation::device_memory_added(*p, bytes);
+    return cudaSuccess;
+}
+// Waits for the device like the real one; what still had to run counts as a use after free all the same.
+cudaError_t cudaFree(void* p) {
+    if (!p) return cudaSuccess;
+    const auto found = runtime().allocations.find(static_cast<std::byte*>(p));
+    if (found == runtime().allocations.end()) emulation::die("cudaFree of what was not allocated, or was freed before");
+    runtime().engine.buffer_released(p, static_cast<int64_t>(found->second), "cudaFree");
+    runtime().wait_all();
+    emulation::device_memory_removed(p);
+    runtime().allocations.erase(found);
+    std::free(p);
+    return cudaSuccess;
+}
+cudaError_t cudaHostRegister(void*, size_t, unsigned) { return cudaSuccess; }
+cudaError_t cudaHostUnregister(void*) { return cudaSuccess; }
+
+cudaError_t cudaMemcpyAsync(void* to, const void* from, size_t bytes, cudaMemcpyKind, cudaStream_t stream) {
+    runtime().put(stream, "cudaMemcpyAsync", {emulation::access(from, bytes, Access::read), emulation::access(to, bytes, Access::write)},
+                  [=] { std::memcpy(to, from, bytes); });
+    return cudaSuccess;
+}
+cudaError_t cudaMemsetAsync(void* p, int value, size_t bytes, cudaStream_t stream) {
+    runtime().put(stream, "cudaMemsetAsync", {emulation::access(p, bytes, Access::write)}, [=] { std::memset(p, value, bytes); });
+    return cudaSuccess;
+}
+cudaError_t cudaMemcpy(void* to, const void* from, size_t bytes, cudaMemcpyKind kind) {
+    cudaMemcpyAsync(to, from, bytes, kind, nullptr);
+    return cudaStreamSynchronize(nullptr);
+}
+cudaError_t cudaMemset(void* p, int value, size_t bytes) {
+    cudaMemsetAsync(p, value, bytes, nullptr);
+    return cudaStreamSynchronize(nullptr);
+}
+
+cudaError_t cudaStreamCreateWithPriority(cudaStream_t* stream, unsigned flags, int) {
+    if (flags != cudaStreamNonBlocking) emulation::die("the emulated runtime knows only non-blocking streams");
+    *stream = new CUstream_st{&runtime().engine.add("stream " + std::to_string(emulation::streams().size()), StreamKind::compute)};
+    emulation::streams().push_back(*stream);
+    return cudaSuccess;
+}
+cudaError_t cudaStreamDestroy(cudaStream_t stream) {
+    const cudaError_t error = cudaStreamSynchronize(stream);
+    std::erase(emulation::streams(), stream);
+    delete stream;
+    return error;
+}
+cudaError_t cudaStreamSynchronize(cudaStream_t stream) {
+    Stream& s = runtime().of(stream);
+    runtime().wait(s, s.last());
+    return cudaSuccess;
+}
+cudaError_t cudaDeviceSynchronize() { return runtime().wait_all(), cudaSuccess; }
+cudaError_t cudaStreamWaitEvent(cudaStream_t stream, cudaEvent_t event, unsigned) {
+    runtime().of(stream).follow(event->ticket);
+    return cudaSuccess;
+}
+
+cudaError_t cudaEventCreate(cudaEvent_t* event) { return *event = new CUevent_st{}, cudaSuccess; }
+cudaError_t cudaEventCreateWithFlags(cudaEvent_t* event, unsigned) { return cudaEventCreate(event); }
+cudaError_t cudaEventDestroy(cudaEvent_t event) { return delete event, cudaSuccess; }
+cudaError_t cudaEventRecord(cudaEvent_t event, cudaStream_t stream) {
+    event->ticket = runtime().put(stream, "cudaEventRecord", {}, [] {});
+    event->time = std::chrono::steady_clock::now();
+    return cudaSuccess;
+}
+cudaError_t cudaEventSynchronize(cudaEvent_t event) {
+    if (event->ticket.number > 0) runtime().wait(emulation::stream_of(event->ticket), event->ticket);
+    return cudaSuccess;
+}
+cudaError_t cudaEventQuery(cudaEvent_t event) {
+    if (event->ticket.number == 0) return cudaSuccess;
+    return runtime().reached[&emulation::stream_of(event->ticket)] >= event->ticket.number ? cudaSuccess : cudaErrorNotReady;
+}
+cudaError_t cudaEventElapsedTime(float* ms, cudaEvent_t from, cudaEvent_t to) {
+    if (cudaEventQuery(to) != cudaSuccess) return cudaErrorNotReady;
+    *ms = std::chrono::duration<float, std::milli>(to->time - from->time).count();
+    return cudaSuccess;
+}
+
+}  // extern "C"
