@@ -9,6 +9,7 @@
 #include <algorithm>
 #include <cstring>
 #include <tuple>
+#include <utility>
 #include <vector>
 
 #include "kernels/cuda/check.h"
@@ -63,22 +64,38 @@ private:
     std::vector<Piece> pieces_;
 };
 
-// on_device(cuda::rotary, args): as cpu::rotary(args), but on the device. `segments` tables are copied as well.
+// Scratch memory: allocated, but neither copied there nor back.
+struct Scratch {
+    void* memory = nullptr;
+    explicit Scratch(int64_t bytes) {
+        if (bytes > 0) CUDA_CHECK(cudaMalloc(&memory, static_cast<size_t>(bytes)));
+    }
+    ~Scratch() { cudaFree(memory); }
+    Scratch(const Scratch&) = delete;
+};
+
+// on_device(cuda::rotary, args): as cpu::rotary(args), but on the device. `segments` tables are copied as well; the workspace
+// holds rubbish at first.
 template <class Args>
 void on_device(void (*operation)(CUstream_st*, const Args&), Args args) {
     DeviceCopies copies;
+    Tensor workspace;
+    if constexpr (requires { args.workspace; }) workspace = std::exchange(args.workspace, {});
+    const Scratch scratch(workspace.bytes());
     const auto views = [&](auto&& visit) { std::apply([&](const auto&... v) { (visit(v), ...); }, args.views()); };
     views([&](const Tensor& t) { copies.add(t.data, t.bytes()); });
     if constexpr (requires { args.segments; }) copies.add(args.segments, args.segment_count * static_cast<int64_t>(sizeof(Segment)));
     copies.upload();
-    std::vector<BufferAccess> written;
+    std::vector<BufferAccess> written, accesses;
     views([&](const auto& v) {
         if (v.access != Access::read) written.push_back(declare(v));
         const_cast<Tensor&>(static_cast<const Tensor&>(v)).data = copies.on_device(v.data);
     });
     if constexpr (requires { args.segments; }) args.segments = static_cast<const Segment*>(copies.on_device(args.segments));
-    std::vector<BufferAccess> accesses;
+    if constexpr (requires { args.workspace; }) args.workspace = Tensor{scratch.memory, workspace.dtype, workspace.elems};
     views([&](const auto& v) { accesses.push_back(declare(v)); });
+    if constexpr (requires { args.segments; })
+        accesses.push_back({reinterpret_cast<const std::byte*>(args.segments), args.segment_count * static_cast<int64_t>(sizeof(Segment)), Access::read});
     cuda::range_push("test", accesses);
     operation(nullptr, args);
     cuda::range_pop();

@@ -1,6 +1,7 @@
 #include "test/emulation/cuda_runtime.h"
 
 #include <cuda_runtime_api.h>
+#include <malloc.h>
 
 #include <cstdlib>
 #include <cstring>
@@ -30,6 +31,10 @@ struct Runtime {
     const char* operation = nullptr;
     std::vector<BufferAccess> accesses;
 
+    Runtime() {  // large pieces stay in the process when they are freed: fresh pages would cost more than the tests
+        mallopt(M_MMAP_THRESHOLD, 1 << 30);
+        mallopt(M_TRIM_THRESHOLD, 1 << 30);
+    }
     Stream& of(CUstream_st* s) { return s ? *s->stream : *default_stream.stream; }
     Ticket put(CUstream_st* stream, const char* name, std::vector<BufferAccess> what, std::function<void()> work) {
         return of(stream).submit(name, std::span<const BufferAccess>(what), std::move(work));

@@ -11,122 +11,12 @@
 #include <numeric>
 #include <random>
 
-#include "model/options.h"
-#include "model/trainer.h"
+#include "test/unit/tiny_training.h"
 
 using namespace trifold;
+using namespace trifold::test;
 
 namespace {
-
-constexpr int64_t T = 24;
-
-struct Batch {
-    std::vector<int32_t> tokens, targets, positions, doc_start;
-    int64_t valid = 0;
-    TokenBatch view(bool isolated) const { return {tokens.data(), targets.data(), positions.data(), isolated ? doc_start.data() : nullptr}; }
-};
-
-// B sequences of random tokens in documents of 5 to 12 tokens; sequence b keeps every (b + 1)-th target.
-Batch make_batch(int64_t B, int64_t vocab, bool isolated, bool masked, unsigned seed = 1) {
-    std::mt19937 random(seed);
-    Batch batch;
-    for (int64_t b = 0; b < B; ++b) {
-        int64_t start = 0, length = 5 + random() % 8;
-        for (int64_t t = 0; t < T; ++t) {
-            if (t - start == length) start = t, length = 5 + random() % 8;
-            batch.tokens.push_back(static_cast<int32_t>(random() % vocab));
-            const bool counts = !masked || t % (b + 1) == 0;
-            batch.targets.push_back(counts ? static_cast<int32_t>(random() % vocab) : -1);
-            batch.valid += counts;
-            batch.positions.push_back(static_cast<int32_t>(isolated ? t - start : t));
-            batch.doc_start.push_back(static_cast<int32_t>(start));
-        }
-    }
-    return batch;
-}
-
-Batch rows_of(const Batch& all, int64_t first, int64_t count) {
-    Batch part;
-    const auto cut = [&](const std::vector<int32_t>& v) { return std::vector<int32_t>(v.begin() + first * T, v.begin() + (first + count) * T); };
-    part.tokens = cut(all.tokens);
-    part.targets = cut(all.targets);
-    part.positions = cut(all.positions);
-    part.doc_start = cut(all.doc_start);
-    part.valid = static_cast<int64_t>(std::count_if(part.targets.begin(), part.targets.end(), [](int32_t t) { return t >= 0; }));
-    return part;
-}
-
-Config tiny(const std::vector<std::string>& more = {}) {
-    std::vector<std::string> args = {"--model.layers=3", "--model.hidden=32", "--model.heads=4", "--model.vocab=61", "--model.max_seq=32",
-                                     "--model.init_std=0.2", "--train.dtype=fp32", "--train.steps=10", "--train.micro_batch=2",
-                                     "--train.seq=" + std::to_string(T), "--run.dir=unused", "--data.train=unused"};
-    args.insert(args.end(), more.begin(), more.end());
-    Config c = parse_config(args);
-    resolve(c);
-    return c;
-}
-
-// Weights that are not special: norms away from one, biases away from zero.
-void randomize(Trainer& t) {
-    t.initialize_weights();
-    std::mt19937 random(7);
-    std::normal_distribution<float> normal(0, 0.1f);
-    float* w = t.optimizer().master().as<float>();
-    for (const Parameter& p : t.table().all())
-        if (p.init != InitKind::normal)
-            for (int64_t i = 0; i < p.elems; ++i) w[p.offset + i] += normal(random);
-    t.optimizer().refresh_weights(t.compute());
-}
-
-struct Gradients {
-    std::vector<float> flat;
-    double loss = 0;
-};
-
-// Gradients of the mean loss over the valid tokens of all micro-batches together.
-Gradients gradients(Trainer& t, const std::vector<Batch>& micro) {
-    const bool isolated = t.config().data.documents == Documents::isolated;
-    int64_t valid = 0, nominal = 0;
-    t.stage().reset_loss(t.compute());
-    for (const Batch& b : micro) valid += b.valid, nominal += static_cast<int64_t>(b.tokens.size());
-    for (size_t m = 0; m < micro.size(); ++m) {
-        t.stage().forward(t.compute(), micro[m].view(isolated));
-        t.stage().backward(t.compute(), 1.0f / static_cast<float>(nominal), t.optimizer().accumulate(m));
-        t.optimizer().fold_gradients(t.compute(), m);
-    }
-    t.engine().wait_all();
-    Gradients g{std::vector<float>(t.optimizer().grad().as<float>(), t.optimizer().grad().as<float>() + t.table().flat_elems()), 0};
-    for (float& x : g.flat) x *= static_cast<float>(nominal) / static_cast<float>(valid);
-    g.loss = t.stage().loss_sum(t.compute()) / static_cast<double>(valid);
-    return g;
-}
-
-double loss_of(Trainer& t, const Batch& b) {
-    t.optimizer().refresh_weights(t.compute());
-    t.stage().reset_loss(t.compute());
-    t.stage().forward(t.compute(), b.view(t.config().data.documents == Documents::isolated));
-    t.stage().loss(t.compute());
-    return t.stage().loss_sum(t.compute()) / static_cast<double>(b.valid);
-}
-
-double norm(const float* x, int64_t n) {
-    double s = 0;
-    for (int64_t i = 0; i < n; ++i) s += static_cast<double>(x[i]) * x[i];
-    return std::sqrt(s);
-}
-
-// Largest norm(a - b) over norm(a) of any tensor; tensors below 1e-7 of the whole count with that as their norm (DESIGN 7).
-double worst_difference(const ParameterTable& table, const Gradients& a, const Gradients& b) {
-    const double whole = norm(a.flat.data(), table.flat_elems());
-    double worst = 0;
-    for (const Parameter& p : table.all()) {
-        double s = 0;
-        for (int64_t i = 0; i < p.elems; ++i) s += std::pow(static_cast<double>(a.flat[p.offset + i]) - b.flat[p.offset + i], 2);
-        const double size = norm(&a.flat[p.offset], p.elems);
-        if (std::sqrt(s) > 1e-7 * whole) worst = std::max(worst, (std::sqrt(s) - 1e-7 * whole) / std::max(size, 1e-300));
-    }
-    return worst;
-}
 
 const std::vector<std::vector<std::string>> families = {
     {},

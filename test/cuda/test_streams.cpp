@@ -1,0 +1,137 @@
+#if __has_include(<catch2/catch_all.hpp>)
+#include <catch2/catch_all.hpp>
+#else
+#include <catch2/catch.hpp>
+#endif
+// test/cuda/test_streams.cpp   Streams, tickets and memory of the device through the stream engine.
+//
+// In the emulator every wait that is missing must show: the tests plant such faults and look for the report.
+#include "kernels/arena.h"
+#include "kernels/cuda/runtime.h"
+#include "kernels/ops.h"
+#if defined(TRIFOLD_EMULATION)
+#include "test/emulation/cuda_runtime.h"
+#endif
+#include "test/unit/operands.h"
+
+using namespace trifold;
+using test::Operand;
+
+namespace {
+
+struct Buffers {
+    Tensor a, b, c;
+    explicit Buffers(Arena& arena)
+        : a(arena.reserve(MemoryClass::workspace, DType::f32, 64)), b(arena.reserve(MemoryClass::workspace, DType::f32, 64)),
+          c(arena.reserve(MemoryClass::workspace, DType::f32, 64)) {}
+};
+
+struct TwoStreams {
+    StreamEngine engine{StreamMode::normal, Device::cuda};
+    Stream& compute = engine.add("compute", StreamKind::compute);
+    Stream& dp = engine.add("dp", StreamKind::communication);
+};
+
+}  // namespace
+
+TEST_CASE("memory of the device starts as zero and copies both ways", "[streams]") {
+    Arena plan(Device::cuda);
+    Buffers count(plan);
+    Arena arena(plan, "test");
+    const Buffers buffers(arena);
+    TwoStreams s;
+    Operand numbers = Operand::random(DType::f32, 64, 1), back = Operand::nans(DType::f32, 64), zeros = back;
+    copy(s.compute, {.x = numbers.tensor(), .y = buffers.a});
+    copy(s.compute, {.x = buffers.b, .y = zeros.tensor()});
+    s.engine.wait(copy(s.compute, {.x = buffers.a, .y = back.tensor()}));
+    CHECK(back.bytes() == numbers.bytes());
+    CHECK(zeros.values() == test::Values(64, 0.0));
+}
+
+TEST_CASE("a stream that follows a ticket sees what it wrote", "[streams]") {
+    Arena plan(Device::cuda);
+    Buffers count(plan);
+    Arena arena(plan, "test");
+    const Buffers buffers(arena);
+    TwoStreams s;
+    Operand numbers = Operand::random(DType::f32, 64, 1), back = Operand::nans(DType::f32, 64);
+    for (int round = 0; round < 200; ++round) {  // more rounds than events are kept
+        const Ticket filled = copy(s.compute, {.x = numbers.tensor(), .y = buffers.a});
+        s.dp.follow(filled);
+        const Ticket moved = copy(s.dp, {.x = buffers.a, .y = buffers.b});
+        s.compute.follow(moved);
+        copy(s.compute, {.x = buffers.b, .y = buffers.c});
+    }
+    s.engine.wait(copy(s.compute, {.x = buffers.c, .y = back.tensor()}));
+    CHECK(back.bytes() == numbers.bytes());
+    s.engine.wait(Ticket());
+    s.engine.wait_all();
+}
+
+TEST_CASE("operations are timed for the observer", "[streams]") {
+    Arena plan(Device::cuda);
+    Buffers count(plan);
+    Arena arena(plan, "test");
+    const Buffers buffers(arena);
+    TwoStreams s;
+    std::vector<std::string> seen;
+    s.engine.observe([&](const Stream& stream, const char* name, StreamTime begin, StreamTime end) {
+        CHECK(begin <= end);
+        seen.push_back(stream.name() + " " + name);
+    });
+    s.dp.follow(zero(s.compute, {.y = buffers.a}));
+    copy(s.dp, {.x = buffers.a, .y = buffers.b});
+    s.engine.wait_all();
+    s.engine.wait_all();
+    std::sort(seen.begin(), seen.end());
+    CHECK(seen == std::vector<std::string>{"compute zero", "dp copy"});
+}
+
+TEST_CASE("a GPU that does not have enough memory is refused with sizes", "[streams]") {
+    Arena plan(Device::cuda);
+    plan.reserve(MemoryClass::params, DType::f32, int64_t{1} << 50);
+    try {
+        Arena arena(plan, "this model");
+        FAIL("not refused");
+    } catch (const Problem& p) {
+        CHECK(p.code() == Exit::usage);
+        CHECK(std::string(p.what()).find("this model needs 4194304.00 GiB on the GPU (params 4194304.00)") == 0);
+    }
+}
+
+#if defined(TRIFOLD_EMULATION)
+TEST_CASE("a missing wait between streams is reported", "[streams]") {
+    for (const bool planted : {false, true}) {
+        Arena plan(Device::cuda);
+        Buffers count(plan);
+        Arena arena(plan, "test");
+        const Buffers buffers(arena);
+        TwoStreams s;
+        const size_t before = emulation::unordered_accesses().size();
+        Operand numbers = Operand::random(DType::f32, 64, 1), back = Operand::nans(DType::f32, 64);
+        s.engine.wait(copy(s.compute, {.x = numbers.tensor(), .y = buffers.a}));
+        const Ticket moved = copy(s.dp, {.x = buffers.a, .y = buffers.b});
+        if (!planted) s.compute.follow(moved);
+        s.engine.wait(copy(s.compute, {.x = buffers.b, .y = back.tensor()}));
+        s.engine.wait_all();
+        const std::vector<std::string> findings = emulation::unordered_accesses();
+        REQUIRE(findings.size() == before + planted);
+        CHECK((back.bytes() == numbers.bytes()) == !planted);  // the copy really was too early
+        if (planted) CHECK(findings.back().find("copy") != std::string::npos);
+    }
+}
+
+TEST_CASE("device memory that is freed too early is reported", "[streams]") {
+    TwoStreams s;
+    const size_t before = emulation::unordered_accesses().size();
+    float host[64] = {};
+    void* memory = cuda::allocate(256);
+    copy(s.dp, {.x = Tensor{memory, DType::f32, 64}, .y = Tensor{host, DType::f32, 64}});
+    cuda::release(memory);
+    CHECK(emulation::unordered_accesses().size() == before + 1);
+    memory = cuda::allocate(256);
+    s.engine.wait(copy(s.dp, {.x = Tensor{memory, DType::f32, 64}, .y = Tensor{host, DType::f32, 64}}));
+    cuda::release(memory);
+    CHECK(emulation::unordered_accesses().size() == before + 1);
+}
+#endif
