@@ -62,26 +62,27 @@ Evaluation evaluate(const Stage& stage, Stream& compute, Loader& data, int64_t s
 
 int eval_command(int argc, char** argv) {
     const std::vector<std::string> args(argv + 1, argv + argc);
-    std::string checkpoint;
+    std::string unused;
     bool json = false;
     int64_t batches = 0;
     const std::vector<CommandFlag> flags = {{"json", "", "print one JSON object", &json},
                                             {"batches", "N", "only the first N micro-batches of each file of data.val [0: all]", &batches}};
     if (wants_help(args)) {
         auto list = flags;
-        list.push_back({"checkpoint", "PATH", "a step, a folder of checkpoints, or a run directory", &checkpoint});
+        list.push_back({"checkpoint", "PATH", "a step, a folder of checkpoints, or a run directory", &unused});
         fmt::print("trifold eval --checkpoint PATH | --init.from FOLDER   --data.val=FILE [options]\n\n"
                    "Goes once through every source of data.val.\n\n{}", help_text(list));
         return 0;
     }
-    const Config config = inference_config(args, flags, checkpoint);
+    const Inference options = inference_options(args, flags);
+    const Config& config = options.config;
     if (config.data.val.empty()) throw Problem(Exit::usage, "eval needs --data.val=FILE: the tokens to compute the loss of");
     // Source by source, so that each counts once and not by its weight in a blend.
     std::vector<Loader> sources;
     for (const DataSource& source : config.data.val) sources.emplace_back(std::vector{source}, evaluation_data(config));
 
     std::optional<Stage> stage;
-    InferenceModel model(config, checkpoint, [&](const ParameterTable& table, const Tensor& weight, Arena& arena) {
+    InferenceModel model(options, [&](const ParameterTable& table, const Tensor& weight, Arena& arena) {
         stage.emplace(config.model, table, FlatBuffers{weight, {}}, config.train.dtype, config.train.micro_batch, config.train.seq, Recompute::none,
                       Passes::forward_only, config.data.documents == Documents::isolated, arena);
     });

@@ -12,8 +12,9 @@ ModelConfig read_model_of(const std::string& path) {
     return is_hf_folder(path) ? read_hf_config(path) : model_of(open_checkpoint(path));
 }
 
-Config inference_config(const std::vector<std::string>& args, std::vector<CommandFlag> flags, std::string& checkpoint) {
-    flags.push_back({"checkpoint", "PATH", "a step, a folder of checkpoints, or a run directory (its newest verified one)", &checkpoint});
+Inference inference_options(const std::vector<std::string>& args, std::vector<CommandFlag> flags) {
+    std::string path;
+    flags.push_back({"checkpoint", "PATH", "a step, a folder of checkpoints, or a run directory (its newest verified one)", &path});
     const auto parse = [&](const Config& base) {
         ParseContext context;
         context.base = base;
@@ -21,35 +22,35 @@ Config inference_config(const std::vector<std::string>& args, std::vector<Comman
         context.flags = flags;
         return parse_config(args, context);
     };
-    Config config = parse({});
-    if (checkpoint.empty() == config.init_from.empty())
+    Inference result{parse({}), {}};
+    if (path.empty() == result.config.init_from.empty())
         throw Problem(Exit::usage, "the model comes from either --checkpoint=PATH (a run or a step) or --init.from=FOLDER (Hugging Face): give one of them");
-    if (!checkpoint.empty()) {
-        const FoundCheckpoint found = open_checkpoint(checkpoint);
-        checkpoint = found.path;  // the verified one
-        const std::string given = checkpoint;
-        Config trained_with = config_from_json(found.state.config_json, given);
+    if (!path.empty()) {
+        result.checkpoint = open_checkpoint(path);
+        const FoundCheckpoint& found = result.checkpoint;
+        Config trained_with = config_from_json(found.state.config_json, found.path);
         trained_with.run.threads = 0;  // those of this machine
         trained_with.run.device = Device::automatic;
-        config = parse(trained_with);
-        checkpoint = given;
-        const ModelConfig trained = model_of(found);
-        resolve(config);
-        const std::vector<std::string> changed = differences(trained, config.model);
-        if (!changed.empty()) throw Problem(Exit::usage, fmt::format("{} is a checkpoint of another model: {}", given, changed[0]));
+        result.config = parse(trained_with);
+        resolve(result.config);
+        const std::vector<std::string> changed = differences(model_of(found), result.config.model);
+        if (!changed.empty()) throw Problem(Exit::usage, fmt::format("{} is a checkpoint of another model: {}", found.path, changed[0]));
     }
-    resolve(config);
-    omp_set_num_threads(static_cast<int>(config.run.threads));
-    return config;
+    resolve(result.config);
+    omp_set_num_threads(static_cast<int>(result.config.run.threads));
+    return result;
 }
 
-InferenceModel::InferenceModel(const Config& config, const std::string& checkpoint, const Reserve& reserve)
-    : config_(config), table_(config_.model), engine_(config_.debug.streams, prepare_device(config_.run)), compute_(&engine_.add("compute", StreamKind::compute)) {
+InferenceModel::InferenceModel(const Inference& options, const Reserve& reserve)
+    : config_(options.config),
+      table_(config_.model),
+      engine_(config_.debug.streams, prepare_device(config_.run)),
+      compute_(&engine_.add("compute", StreamKind::compute)) {
     Arena planned(config_.run.device);
     plan(reserve, planned);
     arena_ = std::make_unique<Arena>(planned, "this model");
     plan(reserve, *arena_);
-    load(checkpoint);
+    load(options.checkpoint);
 }
 
 void InferenceModel::plan(const Reserve& reserve, Arena& arena) {
@@ -60,13 +61,13 @@ void InferenceModel::plan(const Reserve& reserve, Arena& arena) {
     reserve(table_, weight_, arena);
 }
 
-void InferenceModel::load(const std::string& checkpoint) {
+void InferenceModel::load(const FoundCheckpoint& checkpoint) {
     std::vector<float> staged(config_.run.device == Device::cuda ? static_cast<size_t>(master_.elems) : 0);
     float* master = staged.empty() ? master_.as<float>() : staged.data();
-    if (checkpoint.empty()) {
+    if (!checkpoint.found()) {
         import_hf(config_.init_from, table_, master);
     } else {
-        load_state(open_checkpoint(checkpoint), table_, {master, nullptr, nullptr}, {.threads = static_cast<int>(config_.run.threads)});
+        load_state(checkpoint, table_, {master, nullptr, nullptr}, {.threads = static_cast<int>(config_.run.threads)});
     }
     if (!staged.empty()) copy(*compute_, {.x = Tensor{master, DType::f32, master_.elems}, .y = master_});
     if (weight_.data != master_.data) add_into(*compute_, {.x = master_, .y = weight_, .accumulate = Accumulate::overwrite});

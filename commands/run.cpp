@@ -29,7 +29,6 @@ namespace {
 
 using Clock = std::chrono::steady_clock;
 double seconds_since(Clock::time_point t) { return std::chrono::duration<double>(Clock::now() - t).count(); }
-double gib(int64_t bytes) { return static_cast<double>(bytes) / (1 << 30); }
 
 int64_t process_peak_bytes() {
     rusage usage{};
@@ -226,7 +225,7 @@ void Run::Parts::print_start() const {
     const auto line = [](const char* label, const std::string& text) { fmt::print("{:<12}{}\n", label, wrapped(text, 12)); };
     line("data", fmt::format("{}{}", train.description(), config.data.documents == Documents::isolated ? ", documents isolated" : ""));
     line("weights", origin_of_weights);
-    line("memory", fmt::format("{:.2f} GiB, allocated before the first step", gib(trainer.memory_bytes())));
+    line("memory", fmt::format("{}, allocated before the first step", human_bytes(trainer.memory_bytes())));
     line("FLOPs", fmt::format("{} per token: {}", with_prefix(flops_per_token(config.model, config.train.seq)), flops_convention()));
     line("peak", fmt::format("{:.0f} GFLOP/s: {}", peak_flops * 1e-9, peak_origin));
     line("run", config.run.dir);
@@ -352,9 +351,9 @@ Exit Run::finish() {
     const StopRequest request = p.signals.requested();
     const bool complete = p.trainer.step >= p.config.train.steps;
     p.log->event(complete ? "done" : "stopped", {{"step", p.trainer.step}});
-    p.log->say(fmt::format("{} at step {} after {:.1f} s; memory {:.2f} GiB allocated, {:.2f} GiB peak of the process; checkpoint {}",
-                           complete ? "done" : "stopped", p.trainer.step, seconds_since(p.started), gib(p.trainer.memory_bytes()),
-                           gib(process_peak_bytes()), p.last_save_failed ? "NOT SAVED" : p.config.checkpoint.dir + "/" + step_name(p.saved_step)));
+    p.log->say(fmt::format("{} at step {} after {:.1f} s; memory {} allocated, {} peak of the process; checkpoint {}",
+                           complete ? "done" : "stopped", p.trainer.step, seconds_since(p.started), human_bytes(p.trainer.memory_bytes()),
+                           human_bytes(process_peak_bytes()), p.last_save_failed ? "NOT SAVED" : p.config.checkpoint.dir + "/" + step_name(p.saved_step)));
     for (const std::string& finding : p.trainer.engine().findings()) std::fprintf(stderr, "trifold: unordered access: %s\n", finding.c_str());
     if (!p.trainer.engine().findings().empty()) return Exit::bug;
     if (p.last_save_failed) return Exit::checkpoint;

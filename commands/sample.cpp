@@ -83,8 +83,8 @@ int sample_command(int argc, char** argv) {
         show("trifold sample --checkpoint PATH | --init.from FOLDER --data.tokenizer FILE   [options]\n\n" + help_text(list));
         return 0;
     }
-    std::string checkpoint;
-    const Config config = inference_config(args, flags.list(), checkpoint);
+    const Inference options = inference_options(args, flags.list());
+    const Config& config = options.config;
     flags.check();
     flags.sampling.seed = static_cast<uint64_t>(flags.seed);
     const Tokenizer tokenizer = Tokenizer::load(config.data.tokenizer);
@@ -93,7 +93,7 @@ int sample_command(int argc, char** argv) {
                                                tokenizer.name(), tokenizer.vocab_size(), config.model.vocab));
     std::optional<Generator> generator;
     constexpr int64_t prompt_chunk = 256;
-    InferenceModel model(config, checkpoint, [&](const ParameterTable& table, const Tensor& weight, Arena& arena) {
+    InferenceModel model(options, [&](const ParameterTable& table, const Tensor& weight, Arena& arena) {
         generator.emplace(config.model, table, weight, config.model.max_seq, prompt_chunk, arena);
     });
     generator->fill_constants(model.compute());

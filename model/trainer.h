@@ -27,6 +27,9 @@ struct TrainerMemory {
 class Trainer {
 public:
     explicit Trainer(const Config&);  // allocates; throws Problem when the machine has too little memory
+    ~Trainer();                       // waits: what still runs uses the memory
+    Trainer(const Trainer&) = delete;
+    Trainer& operator=(const Trainer&) = delete;
 
     const Config& config() const { return config_; }
     const ParameterTable& table() const { return table_; }

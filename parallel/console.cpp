@@ -30,6 +30,9 @@ bool wants_bar(const TelemetryOptions& o) {
     return fd >= 0 && ::isatty(fd) == 1;
 }
 
+// The sign of a NaN says nothing.
+double unsigned_nan(double x) { return std::isnan(x) ? std::abs(x) : x; }
+
 std::string percent(double share) { return std::isfinite(share) ? fmt::format("{:.1f}%", 100 * share) : "-"; }
 
 }  // namespace
@@ -67,8 +70,8 @@ void Console::step(const StepRecord& r) {
                          "loss", "grad norm", "lr", "tokens/s", "MFU", "memory", "step time", "left", mfu));
     }
     const double left_s = typical_step_s_ * static_cast<double>(std::max<int64_t>(options_.steps - r.step, 0));
-    line(fmt::format("{} {:>9.4f} {:>9.4f} {:>9.2e} {:>9} {:>7} {:>10} {:>9} {:>7}", position(r.step), r.loss,
-                     r.grad_norm, r.lr, with_prefix(r.tokens_per_s), percent(r.mfu), human_bytes(r.mem_bytes),
+    line(fmt::format("{} {:>9.4f} {:>9.4f} {:>9.2e} {:>9} {:>7} {:>10} {:>9} {:>7}", position(r.step), unsigned_nan(r.loss),
+                     unsigned_nan(r.grad_norm), r.lr, with_prefix(r.tokens_per_s), percent(r.mfu), human_bytes(r.mem_bytes),
                      human_seconds(r.step_s), human_seconds(left_s)));
 }
 
