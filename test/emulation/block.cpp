@@ -98,8 +98,9 @@ void end_thread() {
     t.wait = Wait::ended;
     Warp& warp = block.warps[static_cast<size_t>(t.warp)];
     warp.ended |= 1u << t.lane;
-    for (const Collective& c : warp.open) {
-        if (c.arrived && (c.mask & warp.ended)) die("a lane ends although others wait for it in " + c.site.text());
+    for (int i = 0; i < warp.open; ++i) {
+        const Collective& c = warp.collectives[static_cast<size_t>(i)];
+        if (c.mask & warp.ended) die("a lane ends although others wait for it in " + c.site.text());
     }
     --block.live;
     release_barrier_if_complete();
@@ -124,7 +125,7 @@ void thread_entry() {
 void prepare_threads() {
     const int warps = (block.threads + warp_lanes - 1) / warp_lanes;
     block.ready.clear(configured().schedule, warps);
-    for (int w = 0; w < warps; ++w) block.warps[static_cast<size_t>(w)] = {};
+    for (int w = 0; w < warps; ++w) block.warps[static_cast<size_t>(w)].ended = 0;
     if (block.threads % warp_lanes) block.warps[static_cast<size_t>(warps - 1)].ended = ~0u << block.threads % warp_lanes;
     for (int i = 0; i < block.threads; ++i) {
         Thread& t = block.thread[static_cast<size_t>(i)];

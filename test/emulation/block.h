@@ -45,16 +45,16 @@ struct Thread {
     int64_t open_group = 0;
 };
 
-// A collective that some lanes have reached and others have not. It is kept under the lowest lane of its mask, so that two
-// which could be confused meet there.
+// A collective that some lanes of its mask have reached and others have not.
 struct Collective {
     unsigned mask = 0, arrived = 0;
     Site site;
 };
 
 struct Warp {
-    unsigned waiting = 0, ended = 0;  // lanes
-    std::array<Collective, warp_lanes> open;
+    unsigned ended = 0;  // lanes
+    int open = 0;
+    std::array<Collective, warp_lanes> collectives;  // the first `open` of them; no lane has arrived at two
 };
 
 // The threads that could run, and the schedule.

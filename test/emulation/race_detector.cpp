@@ -321,7 +321,7 @@ void grid_begins() {
 void block_begins() {
     next_interval();
     first_of_block = interval;
-    for (int i = 0; i < block.threads; ++i) own_clock(block.thread[static_cast<size_t>(i)]) += 1;
+    for (int i = 0; i < block.threads; ++i) ++clocks[i / warp_lanes][i % warp_lanes][i % warp_lanes];
 }
 
 void block_barrier() { next_interval(); }

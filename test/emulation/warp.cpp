@@ -26,28 +26,41 @@ void for_lanes(unsigned mask, F f) {
 
 Thread& lane_of(const Thread& t, int lane) { return block.thread[static_cast<size_t>(t.warp * warp_lanes + lane)]; }
 
+// The collective with this mask that other lanes of the warp wait in, or a new one. Lanes may wait in several at a time, but
+// not for each other: then neither would ever be complete.
+Collective& collective_of(const Site& site, unsigned mask) {
+    const Thread& t = *current;
+    Warp& warp = block.warps[static_cast<size_t>(t.warp)];
+    Collective* mine = nullptr;
+    for (int i = 0; i < warp.open; ++i) {
+        Collective& c = warp.collectives[static_cast<size_t>(i)];
+        const bool waits_for_me = c.mask >> t.lane & 1, has_my_lanes = c.arrived & mask;
+        if (c.mask == mask) mine = &c;
+        if (waits_for_me && has_my_lanes && !(c.mask == mask && c.site == site)) {
+            die("lanes of one warp meet at different collectives or with different masks: " + c.site.text() + " with " +
+                hexadecimal(c.mask) + ", and " + site.text() + " with " + hexadecimal(mask));
+        }
+    }
+    if (!mine) {
+        mine = &warp.collectives[static_cast<size_t>(warp.open++)];
+        *mine = {mask, 0, site};
+    }
+    return *mine;
+}
+
 // The lane's wait begins; true: all lanes of the mask are here.
 bool join(const Site& site, unsigned mask) {
     Thread& t = *current;
     Warp& warp = block.warps[static_cast<size_t>(t.warp)];
-    const auto place = [&] { return " (" + site.text() + ")"; };
-    if (!(mask >> t.lane & 1)) die("lane " + std::to_string(t.lane) + " is not in its own mask " + hexadecimal(mask) + place());
-    if (warp.ended & mask) die("the mask " + hexadecimal(mask) + " names lanes that have ended: " + hexadecimal(warp.ended & mask) + place());
-    Collective& c = warp.open[static_cast<size_t>(std::countr_zero(mask))];
-    if (c.arrived == 0) c = {mask, 0, site};
-    if (const unsigned elsewhere = warp.waiting & mask & ~c.arrived) {
-        const Thread& other = lane_of(t, std::countr_zero(elsewhere));
-        die("lanes of one warp meet at different collectives or with different masks: " + other.site.text() + ", and" + place());
-    }
-    if (c.mask != mask) die("lanes of one warp bring different masks: " + hexadecimal(c.mask) + ", " + hexadecimal(mask) + place());
-    if (!(c.site == site)) die("lanes of one warp meet at different collectives: " + c.site.text() + ", and" + place());
+    if (!(mask >> t.lane & 1)) die("lane " + std::to_string(t.lane) + " is not in its own mask " + hexadecimal(mask) + " (" + site.text() + ")");
+    if (const unsigned gone = warp.ended & mask)
+        die("the mask " + hexadecimal(mask) + " names lanes that have ended: " + hexadecimal(gone) + " (" + site.text() + ")");
+    Collective& c = collective_of(site, mask);
     c.arrived |= 1u << t.lane;
-    warp.waiting |= 1u << t.lane;
     t.wait = Wait::warp;
     t.site = site;
     if (c.arrived != mask) return false;
-    c.arrived = 0;
-    warp.waiting &= ~mask;
+    c = warp.collectives[static_cast<size_t>(--warp.open)];
     return true;
 }
 
