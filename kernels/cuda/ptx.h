@@ -78,5 +78,18 @@ __device__ __forceinline__ float exp2_approx(float x) {
     return y;
 }
 
+// ---------------------------------------------------------------- order between the blocks of a grid
+
+// What happened before a release store (for a block: before the barrier that its thread came from) has happened for whoever
+// sees the stored value by an acquire load (for its block: after the next barrier). Whole GPU.
+__device__ __forceinline__ int load_acquire(const int* global) {
+    int value;
+    asm volatile("ld.acquire.gpu.global.s32 %0, [%1];" : "=r"(value) : "l"(global) : "memory");
+    return value;
+}
+__device__ __forceinline__ void store_release(int* global, int value) {
+    asm volatile("st.release.gpu.global.s32 [%0], %1;" ::"l"(global), "r"(value) : "memory");
+}
+
 }  // namespace trifold::cuda::ptx
 #endif

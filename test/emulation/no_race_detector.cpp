@@ -13,6 +13,8 @@ void grid_begins() {}
 void block_begins() {}
 void block_barrier() {}
 void warp_barrier(int, unsigned) {}
+void release(const Thread&, const void*) {}
+void acquire(const Thread&, const void*) {}
 void record(const Thread&, const void*, size_t, Kind, const Site&) {}
 void record(const Thread&, const void*, size_t, Kind, const void*) {}
 }  // namespace races

@@ -98,4 +98,29 @@ float exp2_approx(float x) {
     return std::fabs(y) < 0x1p-126f ? 0.0f : y;
 }
 
+int load_acquire(const Site& site, const int* p) {
+    struct Poll {
+        const int* p = nullptr;
+        int value = 0;
+        int64_t times = 0;
+    };
+    static Poll last;
+    constexpr int64_t too_often = 1 << 20;
+    Thread& t = *current;
+    races::record(t, p, sizeof *p, races::Kind::atomic, site);
+    races::acquire(t, p);
+    last = {p, *p, last.p == p && last.value == *p ? last.times + 1 : 0};
+    if (last.times > too_often) die("a thread waits for a value that no block that ran before this one stores (" + site.text() + ")");
+    const int value = *p;
+    wake(t);
+    pause();
+    return value;
+}
+
+void store_release(const Site& site, int* p, int value) {
+    races::record(*current, p, sizeof *p, races::Kind::atomic, site);
+    races::release(*current, p);
+    *p = value;
+}
+
 }  // namespace trifold::emulation

@@ -21,6 +21,10 @@ struct MmaFragments {
 };
 void mma_m16n8k16_bf16(const Site& site, MmaFragments& fragments);
 float exp2_approx(float x);
+// A load that returns the same value for too long ends the program: blocks run one after another, so no other block that has
+// not run yet can be waited for.
+int load_acquire(const Site& site, const int* p);
+void store_release(const Site& site, int* p, int value);
 
 }  // namespace trifold::emulation
 
@@ -60,5 +64,10 @@ inline void mma_m16n8k16_bf16(float (&d)[4], const uint32_t (&a)[4], const uint3
     std::memcpy(d, f.d, sizeof d);
 }
 inline float exp2_approx(float x) { return emulation::exp2_approx(x); }
+
+inline int load_acquire(const int* p, TRIFOLD_EMULATION_HERE) { return emulation::load_acquire(TRIFOLD_EMULATION_SITE("ld.acquire"), p); }
+inline void store_release(int* p, int value, TRIFOLD_EMULATION_HERE) {
+    emulation::store_release(TRIFOLD_EMULATION_SITE("st.release"), p, value);
+}
 
 }  // namespace trifold::cuda::ptx

@@ -5,8 +5,8 @@
 //
 // Order      Of two accesses by different threads the earlier one happens before the later one iff a block barrier lies
 //            between them, or both are of one warp and a chain of __syncwarp leads from one to the other. Shuffles, votes,
-//            ldmatrix and mma order nothing, neither do atomics, and blocks of a grid are never ordered. Launches are: the
-//            stream engine looks after those.
+//            ldmatrix and mma order nothing, neither do atomics. Blocks of a grid are ordered by a release store that an
+//            acquire load reads (block_order.h), launches always: the stream engine looks after those.
 // Shadow     Time is cut into intervals: a new one begins with each block and each block barrier. For each 4-byte word a
 //            cell holds all accesses of the current interval (in a list), and of the same launch's earlier blocks which
 //            bytes they read and wrote. Within a warp, vector clocks count each lane's __syncwarp calls. So no race is
@@ -25,6 +25,7 @@
 #include <tuple>
 #include <vector>
 
+#include "test/emulation/block_order.h"
 #include "test/emulation/symbols.h"
 
 extern "C" std::byte __start_emulation_shared[] __attribute__((weak)), __stop_emulation_shared[] __attribute__((weak));
@@ -55,6 +56,8 @@ std::vector<Use> uses(1);
 // Which bytes of a word a block, or several, accessed, and where it last did, by kind.
 struct Summary {
     uint8_t bytes[3] = {};
+    bool unordered[3] = {};    // blocks that do not come after one another
+    uint32_t interval[3] = {};
     Place place[3] = {};
 };
 struct Cell {
@@ -106,6 +109,8 @@ uint32_t interval = 1, first_of_block = 1, first_of_launch = 1;
 // clocks[w][a][b]: how many of lane b's calls of __syncwarp lane a of warp w comes after; [a][a] is its own time.
 uint32_t clocks[max_warps][warp_lanes][warp_lanes];
 uint32_t& own_clock(const Thread& t) { return clocks[t.warp][t.lane][t.lane]; }
+
+races::BlockOrder block_order;
 
 int64_t reports = 0;
 std::set<std::tuple<std::string, Place, Place>> reported;
@@ -174,6 +179,7 @@ void check_earlier_blocks(const Summary& s, const Access& a) {
     for (const Kind kind : {Kind::read, Kind::write, Kind::atomic}) {
         const size_t k = static_cast<size_t>(kind);
         if (!(s.bytes[k] & a.bytes) || !conflict(kind, a.kind)) continue;
+        if (!s.unordered[k] && block_order.knows(a.by, s.interval[k])) continue;
         report("race", sentence(a) + ", another block " + verb(kind) + " it; nothing orders blocks", a.place, s.place[k]);
         return;
     }
@@ -186,6 +192,8 @@ void bring_up_to_date(Cell& c, bool shared) {
         for (int k = 0; k < 3; ++k) {
             if (!c.block.bytes[k]) continue;
             c.earlier_blocks.bytes[k] |= c.block.bytes[k];
+            c.earlier_blocks.unordered[k] |= c.block.unordered[k];
+            c.earlier_blocks.interval[k] = c.block.interval[k];
             c.earlier_blocks.place[k] = c.block.place[k];
         }
         c.block = {};
@@ -213,8 +221,11 @@ void access_word(Cell& c, const Access& a) {
     check_list(c.writes, a);
     if (a.kind != Kind::read) check_list(c.reads, a);
     add(a.kind == Kind::read ? c.reads : c.writes, a);
-    c.block.bytes[static_cast<size_t>(a.kind)] |= a.bytes;
-    c.block.place[static_cast<size_t>(a.kind)] = a.place;
+    const size_t k = static_cast<size_t>(a.kind);
+    if (c.earlier_blocks.bytes[k] && !block_order.knows(a.by, c.earlier_blocks.interval[k])) c.block.unordered[k] = true;
+    c.block.bytes[k] |= a.bytes;
+    c.block.interval[k] = interval;
+    c.block.place[k] = a.place;
 }
 
 // ---------------------------------------------------------------- what operations declared
@@ -316,15 +327,23 @@ void grid_begins() {
         static_shared.place(__start_emulation_shared, static_cast<size_t>(__stop_emulation_shared - __start_emulation_shared));
     dynamic_shared.place(block.dynamic_shared, block.launch->shared_bytes);
     first_of_launch = interval + 1;
+    block_order.grid_begins();
 }
 
 void block_begins() {
     next_interval();
     first_of_block = interval;
+    block_order.block_begins(interval);
     for (int i = 0; i < block.threads; ++i) ++clocks[i / warp_lanes][i % warp_lanes][i % warp_lanes];
 }
 
-void block_barrier() { next_interval(); }
+void block_barrier() {
+    next_interval();
+    block_order.barrier();
+}
+
+void release(const Thread& by, const void* at) { block_order.release(by, at, interval); }
+void acquire(const Thread& by, const void* at) { block_order.acquire(by, at); }
 
 void warp_barrier(int warp, unsigned mask) {
     uint32_t joined[warp_lanes] = {};

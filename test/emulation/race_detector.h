@@ -11,6 +11,9 @@ void grid_begins();
 void block_begins();
 void block_barrier();
 void warp_barrier(int warp, unsigned mask);
+// A release store and an acquire load of a word that says how far blocks are.
+void release(const Thread& by, const void* at);
+void acquire(const Thread& by, const void* at);
 
 // Atomics do not race with each other.
 enum class Kind : uint8_t { read, write, atomic };

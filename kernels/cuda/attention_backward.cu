@@ -1,0 +1,377 @@
+// kernels/cuda/attention_backward.cu   Gradients of flash attention (Dao, arXiv 2307.08691, algorithm 2), bf16, no float atomics.
+//
+// Block      128 keys of one query head, 8 warps; a loop over the tiles of queries that see some of them (64 queries, at D 64
+//            128). K and V stay, Q, dO and the queries' rows (attention_backward.cuh) arrive by cp.async one tile ahead.
+// One step     S = Q K^T   P = exp(scale S - lse)   dP = dO V^T   dS = P (dP - delta)      P, dS to shared memory as bf16
+//              dV += P^T dO   dK += dS^T Q   (accumulators stay in registers)   dQ += dS K   (in memory, see below)
+// Why one    kernel: dK, dV and dQ from one pass are 5 products of tiles; a kernel for dK, dV and another for dQ would make S
+//            and dP twice, 7 products for the same result, and the tensor cores are the limit here.
+// Order      dQ of a query tile is a sum over the blocks of its keys. They take turns, highest keys first: each adds to an
+//            fp32 tile, the last one rounds the sum to dq. Starting on the diagonal, the block of lower keys comes to every
+//            query tile at least one step after its neighbour above, so nobody waits while blocks advance alike, and tiles
+//            are still in the L2 cache. The heads that share keys take turns in the same way for dK and dV.
+// Turns      are safe in any order of blocks: what a block works on is decided by a ticket that it draws when it starts, and
+//            it only ever waits for blocks of lower tickets, which run already or are done.
+// Traffic    per step Q, dO (32 KiB at D 128) and dQ in and out (64 KiB), from L2; the rest once.
+// Shared     K, V [128, D], Q, dO [queries, D] twice, P, dS [queries, 128]: 172 KiB at D 128, 184 KiB at D 64.
+// Numerics   fp32 accumulation in a fixed order, one rounding of each gradient. P and dS are rounded to bf16 for products:
+//            |error of dv| <= 2^-8 (sum P |dO| + |dv|),  |error of dk| <= 2^-8 (scale sum |dS| |Q| + |dk|),  dq alike.
+#include "kernels/cuda/attention_backward.cuh"
+
+#include "kernels/cuda/attention_fragments.cuh"
+
+namespace trifold::cuda {
+namespace attention {
+namespace {
+
+constexpr int keys = 128, warps = 8, threads = 32 * warps;
+
+// How the warps share out the tiles. Each has 32 rows (dQ at D 96: 16) of a result and some of its columns.
+template <int D>
+struct Shape {
+    static constexpr int queries = D == 64 ? 128 : 64;
+    static constexpr int score_warps = queries / 32, score_columns = keys * score_warps / warps;
+    static constexpr int key_warps = keys / 32, key_columns = D * key_warps / warps;
+    static constexpr int dq_rows = D == 96 ? 16 : 32, dq_warps = queries / dq_rows, dq_columns = D * dq_warps / warps;
+
+    using Q = Tile<queries, D>;
+    using K = Tile<keys, D>;
+    using P = Tile<queries, keys>;
+    using Scores = float[2][score_columns / 8][4];
+    using KeyGradient = float[2][key_columns / 8][4];
+    using QueryGradient = float[dq_rows / 16][dq_columns / 8][4];
+};
+
+template <int D>
+struct Shared {
+    using S = Shape<D>;
+    static constexpr int bytes = 2 * S::K::bytes + 4 * S::Q::bytes + 2 * S::P::bytes + 2 * S::queries * static_cast<int>(sizeof(QueryRow));
+    Element *k, *v, *p, *ds, *q, *d_o;  // q, d_o and rows: two tiles each
+    QueryRow* rows;
+
+    explicit __device__ __forceinline__ Shared(Element* start)
+        : k(start),
+          v(k + S::K::elems),
+          p(v + S::K::elems),
+          ds(p + S::P::elems),
+          q(ds + S::P::elems),
+          d_o(q + 2 * S::Q::elems),
+          rows(reinterpret_cast<QueryRow*>(d_o + 2 * S::Q::elems)) {}
+};
+
+// Sums in memory are kept as their fragments lie in registers: [tile][fragment][thread], 16 bytes each.
+struct Gradients {
+    const Element* d_o;
+    Element *dq, *dk, *dv;
+    const QueryRow* rows;  // [B, H, padded_T]
+    float4 *dq_sums, *dk_sums, *dv_sums;
+    int *ticket, *dq_turns, *key_turns;  // turns taken so far: [B, H, query tiles], [B, K, key tiles]
+    int padded_T;
+};
+
+// ---------------------------------------------------------------- taking turns
+
+// Called by one thread before a barrier, after which the block may read what the earlier turns wrote.
+__device__ __forceinline__ void wait_for_turn(const int* turns, int turn) {
+    while (ptx::load_acquire(turns) < turn) {
+    }
+}
+// Called by one thread after a barrier, before which the block wrote its sums.
+__device__ __forceinline__ void end_turn(int* turns, int turn) { ptx::store_release(turns, turn + 1); }
+
+template <int row_tiles, int column_tiles>
+__device__ __forceinline__ void load_sums(float (&acc)[row_tiles][column_tiles][4], const float4* sums) {
+#pragma unroll
+    for (int i = 0; i < row_tiles; ++i)
+#pragma unroll
+        for (int j = 0; j < column_tiles; ++j) {
+            const float4 sum = __ldcg(sums + (i * column_tiles + j) * threads + static_cast<int>(threadIdx.x));
+            acc[i][j][0] = sum.x, acc[i][j][1] = sum.y, acc[i][j][2] = sum.z, acc[i][j][3] = sum.w;
+        }
+}
+template <int row_tiles, int column_tiles>
+__device__ __forceinline__ void add_sums(float (&acc)[row_tiles][column_tiles][4], const float4* sums) {
+#pragma unroll
+    for (int i = 0; i < row_tiles; ++i)
+#pragma unroll
+        for (int j = 0; j < column_tiles; ++j) {
+            const float4 sum = __ldcg(sums + (i * column_tiles + j) * threads + static_cast<int>(threadIdx.x));
+            acc[i][j][0] += sum.x, acc[i][j][1] += sum.y, acc[i][j][2] += sum.z, acc[i][j][3] += sum.w;
+        }
+}
+template <int row_tiles, int column_tiles>
+__device__ __forceinline__ void store_sums(const float (&acc)[row_tiles][column_tiles][4], float4* sums) {
+#pragma unroll
+    for (int i = 0; i < row_tiles; ++i)
+#pragma unroll
+        for (int j = 0; j < column_tiles; ++j)
+            __stcg(sums + (i * column_tiles + j) * threads + static_cast<int>(threadIdx.x),
+                   make_float4(acc[i][j][0], acc[i][j][1], acc[i][j][2], acc[i][j][3]));
+}
+
+// ---------------------------------------------------------------- one step
+
+// S becomes P and dP becomes dS, exactly zero where nothing is seen.
+template <bool whole, int column_tiles>
+__device__ __forceinline__ void softmax_gradient(float (&s)[2][column_tiles][4], float (&dp)[2][column_tiles][4], const QueryRow* rows, int query,
+                                                 int key, float scale_log2) {
+#pragma unroll
+    for (int i = 0; i < 2; ++i)
+#pragma unroll
+        for (int half = 0; half < 2; ++half) {
+            const int r = 16 * i + 8 * half + lane_id() / 4;
+            const QueryRow row = rows[r];
+            const float base = row.lse * log2_e;
+            const int own_key = key + lane_id() % 4 * 2, first = row.first_key - own_key, last = query + r - own_key;
+#pragma unroll
+            for (int j = 0; j < column_tiles; ++j)
+#pragma unroll
+                for (int e = 0; e < 2; ++e) {
+                    float &p = s[i][j][2 * half + e], &d = dp[i][j][2 * half + e];
+                    p = ptx::exp2_approx(fmaf(p, scale_log2, -base));
+                    d = p * (d - row.delta);
+                    if constexpr (!whole) {
+                        const bool seen = 8 * j + e >= first && 8 * j + e <= last;
+                        p = seen ? p : 0.0f;
+                        d = seen ? d : 0.0f;
+                    }
+                }
+        }
+}
+
+// P and dS of a query tile, to shared memory.
+template <int D>
+__device__ __forceinline__ void make_probabilities(const Shared<D>& shared, int stage, int query, int key, float scale_log2) {
+    using S = Shape<D>;
+    const int row = warp_id() % S::score_warps * 32, column = warp_id() / S::score_warps * S::score_columns;
+    const QueryRow* const rows = shared.rows + stage * S::queries + row;
+    const int first_query = query + row, first_key = key + column, last_key = first_key + S::score_columns - 1;
+    typename S::Scores s, dp;
+    clear(s);
+    clear(dp);
+    if (first_key <= first_query + 31 && last_key >= rows[0].first_key) {
+        multiply<D>(s, Side<Along::rows, typename S::Q>{shared.q + stage * S::Q::elems, row}, Side<Along::rows, typename S::K>{shared.k, column});
+        multiply<D>(dp, Side<Along::rows, typename S::Q>{shared.d_o + stage * S::Q::elems, row}, Side<Along::rows, typename S::K>{shared.v, column});
+        if (last_key <= first_query && first_key >= rows[31].first_key)
+            softmax_gradient<true>(s, dp, rows, first_query, first_key, scale_log2);
+        else
+            softmax_gradient<false>(s, dp, rows, first_query, first_key, scale_log2);
+    }
+    store_fragments<typename S::P>(s, 1.0f, shared.p, row, column);
+    store_fragments<typename S::P>(dp, 1.0f, shared.ds, row, column);
+}
+
+template <int D>
+__device__ __forceinline__ void add_key_gradients(typename Shape<D>::KeyGradient& dk, typename Shape<D>::KeyGradient& dv,
+                                                  const Shared<D>& shared, int stage, int query, int key) {
+    using S = Shape<D>;
+    const int row = warp_id() % S::key_warps * 32, column = warp_id() / S::key_warps * S::key_columns;
+    if (key + row > query + S::queries - 1) return;  // nobody sees these keys
+    multiply<S::queries>(dv, Side<Along::columns, typename S::P>{shared.p, row},
+                         Side<Along::columns, typename S::Q>{shared.d_o + stage * S::Q::elems, column});
+    multiply<S::queries>(dk, Side<Along::columns, typename S::P>{shared.ds, row},
+                         Side<Along::columns, typename S::Q>{shared.q + stage * S::Q::elems, column});
+}
+
+template <int D>
+__device__ __forceinline__ void add_query_gradients(typename Shape<D>::QueryGradient& dq, const Shared<D>& shared) {
+    using S = Shape<D>;
+    const int row = warp_id() % S::dq_warps * S::dq_rows, column = warp_id() / S::dq_warps * S::dq_columns;
+    multiply<keys>(dq, Side<Along::rows, typename S::P>{shared.ds, row}, Side<Along::columns, typename S::K>{shared.k, column});
+}
+
+template <int D>
+__device__ __forceinline__ void store_query_gradients(const typename Shape<D>::QueryGradient& dq, float scale, Rows<Element> to, int query, int T) {
+    using S = Shape<D>;
+    const int first_row = query + warp_id() % S::dq_warps * S::dq_rows + lane_id() / 4;
+    const int column = warp_id() / S::dq_warps * S::dq_columns + lane_id() % 4 * 2;
+#pragma unroll
+    for (int i = 0; i < S::dq_rows / 16; ++i)
+#pragma unroll
+        for (int half = 0; half < 2; ++half) {
+            const int row = first_row + 16 * i + 8 * half;
+            if (row >= T) continue;
+#pragma unroll
+            for (int j = 0; j < S::dq_columns / 8; ++j)
+                store_pair(to[row] + column + 8 * j, dq[i][j][2 * half] * scale, dq[i][j][2 * half + 1] * scale);
+        }
+}
+
+// ---------------------------------------------------------------- the block
+
+// One tile of keys of one query head, and the query tiles [first_tile, end_tile) that see some of them.
+struct Item {
+    int b, h, kv, key_block;
+    __device__ __forceinline__ int key() const { return key_block * keys; }
+};
+
+__device__ __forceinline__ Item draw_item(const Operands<Element>& in, const Gradients& out, int key_blocks) {
+    __shared__ int ticket;
+    if (threadIdx.x == 0) ticket = atomicAdd(out.ticket, 1);
+    __syncthreads();
+    const int bh = ticket / key_blocks, h = bh % in.H;
+    return {bh / in.H, h, in.kv_head(h), key_blocks - 1 - ticket % key_blocks};
+}
+
+// Tiles from `first_tile` on whose first query sees a key before `end_key`.
+__device__ __forceinline__ int count_tiles(const QueryRow* rows, int first_tile, int tiles, int tile_queries, int end_key) {
+    int count = 0;
+    for (int base = first_tile; base < tiles; base += threads) {
+        const int m = base + static_cast<int>(threadIdx.x);
+        count += __syncthreads_count(m < tiles && rows[m * tile_queries].first_key < end_key);
+    }
+    return count;
+}
+
+template <int D>
+__device__ __forceinline__ void copy_queries(const Shared<D>& shared, int stage, Rows<const Element> q, Rows<const Element> d_o,
+                                             const QueryRow* rows, int query, int T) {
+    using S = Shape<D>;
+    copy_rows<typename S::Q, threads>(shared.q + stage * S::Q::elems, q, query, T);
+    copy_rows<typename S::Q, threads>(shared.d_o + stage * S::Q::elems, d_o, query, T);
+    const int t = static_cast<int>(threadIdx.x);
+    if (t < S::queries) ptx::cp_async_16(shared.rows + stage * S::queries + t, rows + query + t);
+}
+
+// dk and dv of the block's keys, added to those of the heads before it in the group.
+template <int D>
+__device__ __forceinline__ void finish_keys(typename Shape<D>::KeyGradient& dk, typename Shape<D>::KeyGradient& dv, const Shared<D>& shared,
+                                            const Operands<Element>& in, const Gradients& out, const Item& item, int key_blocks) {
+    using S = Shape<D>;
+    const int group = in.H / in.K, turn = item.h % group;
+    const int64_t tile = (static_cast<int64_t>(item.b) * in.K + item.kv) * key_blocks + item.key_block, at = tile * (keys * D / 4);
+    if (turn > 0) {
+        if (threadIdx.x == 0) wait_for_turn(out.key_turns + tile, turn);
+        __syncthreads();
+        add_sums(dk, out.dk_sums + at);
+        add_sums(dv, out.dv_sums + at);
+    }
+    if (turn < group - 1) {
+        store_sums(dk, out.dk_sums + at);
+        store_sums(dv, out.dv_sums + at);
+        __syncthreads();
+        if (threadIdx.x == 0) end_turn(out.key_turns + tile, turn);
+        return;
+    }
+    const int row = warp_id() % S::key_warps * 32, column = warp_id() / S::key_warps * S::key_columns;
+    store_fragments<typename S::K>(dk, in.scale, shared.k, row, column);
+    store_fragments<typename S::K>(dv, 1.0f, shared.v, row, column);
+    __syncthreads();
+    const int t = static_cast<int>(threadIdx.x);
+    store_rows<typename S::K, keys, threads>(shared.k, in.kv_rows(out.dk, item.b, item.kv, D), item.key(), in.Tk, t);
+    store_rows<typename S::K, keys, threads>(shared.v, in.kv_rows(out.dv, item.b, item.kv, D), item.key(), in.Tk, t);
+}
+
+template <int D>
+__global__ void __launch_bounds__(threads, 1) backward(Operands<Element> in, Gradients out) {
+    using S = Shape<D>;
+    DYNAMIC_SHARED(Element, dynamic);
+    const Shared<D> shared(dynamic);
+    const int T = in.Tk, key_blocks = (T + keys - 1) / keys, query_tiles = (T + S::queries - 1) / S::queries;
+    const Item item = draw_item(in, out, key_blocks);
+    const int key = item.key(), bh = item.b * in.H + item.h, first_tile = key / S::queries;
+    const Rows<const Element> q = in.q_rows(in.q, item.b, item.h, D), d_o = in.o_rows(out.d_o, item.b, item.h, D);
+    const QueryRow* const rows = out.rows + static_cast<int64_t>(bh) * out.padded_T;
+
+    copy_rows<typename S::K, threads>(shared.k, in.kv_rows(in.k, item.b, item.kv, D), key, T);
+    copy_rows<typename S::K, threads>(shared.v, in.kv_rows(in.v, item.b, item.kv, D), key, T);
+    copy_queries(shared, 0, q, d_o, rows, key, T);
+    ptx::cp_async_commit();
+    const int end_tile = first_tile + count_tiles(rows, first_tile, query_tiles, S::queries, key + keys);
+
+    typename S::KeyGradient dk, dv;
+    clear(dk);
+    clear(dv);
+    int *open_turns = nullptr, turn = 0;  // of the tile whose sums were stored last, until all threads are known to be done
+    for (int tile = first_tile, stage = 0; tile < end_tile; ++tile, stage ^= 1) {
+        const int query = tile * S::queries;
+        ptx::cp_async_wait<0>();
+        __syncthreads();  // this tile is complete; nobody reads the other one, P or dS any more
+        if (threadIdx.x == 0 && open_turns) end_turn(open_turns, turn);
+        if (tile + 1 < end_tile) copy_queries(shared, stage ^ 1, q, d_o, rows, query + S::queries, T);
+        ptx::cp_async_commit();
+
+        make_probabilities(shared, stage, query, key, in.scale * log2_e);
+        int* const turns = out.dq_turns + static_cast<int64_t>(bh) * query_tiles + tile;
+        float4* const sums = out.dq_sums + (static_cast<int64_t>(bh) * query_tiles + tile) * (S::queries * D / 4);
+        turn = (min(query + S::queries, T) - 1) / keys - item.key_block;
+        const bool last_turn = shared.rows[stage * S::queries].first_key / keys == item.key_block;
+        if (threadIdx.x == 0 && turn > 0) wait_for_turn(turns, turn);
+        __syncthreads();  // P and dS are complete, and so are the sums of the turns before
+
+        typename S::QueryGradient dq;
+        clear(dq);
+        if (turn > 0) load_sums(dq, sums);
+        add_key_gradients(dk, dv, shared, stage, query, key);
+        add_query_gradients(dq, shared);
+        if (last_turn)
+            store_query_gradients<D>(dq, in.scale, in.q_rows(out.dq, item.b, item.h, D), query, T);
+        else
+            store_sums(dq, sums);
+        open_turns = last_turn ? nullptr : turns;
+    }
+    __syncthreads();
+    if (threadIdx.x == 0 && open_turns) end_turn(open_turns, turn);
+    finish_keys<D>(dk, dv, shared, in, out, item, key_blocks);
+}
+
+// ---------------------------------------------------------------- host
+
+struct Workspace {
+    Gradients arrays{};
+    Counters counters;
+    int64_t bytes = 0;
+};
+
+Workspace cut_workspace(const AttentionBackward& a, void* start) {
+    const int64_t padded_T = round_up(a.T, row_padding), shared_keys = a.H > a.K ? a.B * a.K * padded_T * a.D / 4 : 0;
+    const int64_t dq_turns = a.B * a.H * padded_T / 64, key_turns = a.B * a.K * padded_T / keys;
+    Cutter cut(start);
+    Workspace w;
+    w.arrays.rows = take_rows(cut, a);
+    w.arrays.dq_sums = cut.take<float4>(a.B * a.H * padded_T * a.D / 4);
+    w.arrays.dk_sums = cut.take<float4>(shared_keys);
+    w.arrays.dv_sums = cut.take<float4>(shared_keys);
+    w.counters = {cut.take<int>(1 + dq_turns + key_turns), 1 + dq_turns + key_turns};
+    w.bytes = cut.bytes();
+    if (!start) return w;
+    w.arrays.ticket = w.counters.first;
+    w.arrays.dq_turns = w.arrays.ticket + 1;
+    w.arrays.key_turns = w.arrays.dq_turns + dq_turns;
+    w.arrays.padded_T = narrow(padded_T);
+    return w;
+}
+
+void backward_bf16(cudaStream_t stream, const AttentionBackward& a) {
+    with_head_size(a.D, [&](auto head_size) {
+        constexpr int D = head_size;
+        TRIFOLD_ASSERT(aligned_16(a.workspace) && aligned_16(a.dq_NHD) && aligned_16(a.dk_NKD) && aligned_16(a.dv_NKD));
+        Workspace w = cut_workspace(a, a.workspace.data);
+        TRIFOLD_ASSERT(a.workspace.bytes() >= w.bytes);
+        w.arrays.d_o = elements<const Element>(a.do_NHD);
+        w.arrays.dq = elements<Element>(a.dq_NHD);
+        w.arrays.dk = elements<Element>(a.dk_NKD);
+        w.arrays.dv = elements<Element>(a.dv_NKD);
+        const auto in = operands<Element>(a, a.T, a.T, 0);
+        launch_prepare(stream, a, in, const_cast<QueryRow*>(w.arrays.rows), w.counters);
+        launch(stream,
+               {.blocks = dim3(static_cast<unsigned>(narrow(a.B * a.H * ceil_div(a.T, keys)))),
+                .threads = dim3(threads),
+                .shared_bytes = Shared<D>::bytes},
+               backward<D>, in, w.arrays);
+    });
+}
+
+}  // namespace
+}  // namespace attention
+
+void attention_backward(cudaStream_t stream, const AttentionBackward& a) {
+    if (a.B * a.T * a.H * a.D == 0) return;
+    a.q_NHD.dtype == DType::bf16 ? attention::backward_bf16(stream, a) : attention::backward_fp32(stream, a);
+}
+
+int64_t attention_workspace(const AttentionBackward& a) {
+    return a.q_NHD.dtype == DType::bf16 ? attention::cut_workspace(a, nullptr).bytes : attention::backward_fp32_workspace(a);
+}
+
+}  // namespace trifold::cuda

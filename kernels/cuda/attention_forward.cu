@@ -1,0 +1,250 @@
+// kernels/cuda/attention_forward.cu   o = softmax(scale * q k^T + mask) v in the flash form (Dao, arXiv 2307.08691), bf16.
+//
+// Block      128 queries of one head, 4 warps of 32; a loop over tiles of 64 keys and values that some of the queries see.
+//            The next tile is on its way by cp.async while one is worked on: one barrier per tile. A warp passes over
+//            tiles that none of its own queries sees, and masks only where one of them does not see all.
+// One step   S = Q K^T;  m' = max(m, rowmax S);  P = exp(scale (S - m'));  l = l exp(scale (m - m')) + rowsum P;
+//            O = O exp(scale (m - m')) + P V.  S, P and O stay in registers: the accumulators of S are, rounded to bf16,
+//            already the left operand of P V.
+// Shared     Q [128, D], then K, V [64, D] twice: 102 KiB at D 128, so that two blocks fit on an SM: while one does its
+//            softmax the other keeps the tensor cores busy.
+// Traffic    q, o once; k, v once per 128 queries and head, from L2 (attention_forward.cuh).
+// Numerics   fp32 scores, statistics and sums in a fixed order; exponentials in base 2 (2^-22 relative). P is rounded to bf16
+//            before P V, the sum l is of the unrounded P: |error of o| <= 2^-8 (sum_j P_j |v_j| / l + |o|).
+// Saves      lse = m + log(l), from which the backward pass makes P again.
+// A query that sees no key gets o = 0 and lse = -infinity.
+#include "kernels/cuda/attention_forward.cuh"
+
+#include "kernels/cuda/attention_fragments.cuh"
+
+namespace trifold::cuda {
+namespace attention {
+namespace {
+
+constexpr int queries = 128, keys = key_tile, threads = 128, warp_rows = 32, row_tiles = warp_rows / 16;
+
+template <int D>
+struct Shared {
+    using Q = Tile<queries, D>;
+    using K = Tile<keys, D>;
+    static constexpr int bytes = Q::bytes + 4 * K::bytes;
+    Element *q, *k, *v;  // k and v: two tiles each
+
+    explicit __device__ __forceinline__ Shared(Element* start) : q(start), k(q + Q::elems), v(k + 2 * K::elems) {}
+};
+
+using Scores = float[row_tiles][keys / 8][4];
+template <int D>
+using Output = float[row_tiles][D / 8][4];
+
+// The running maximum and sum of the lane's rows: 16 i + lane / 4 + 8 half. The sum is the lane's own until the end.
+struct RowState {
+    float max[row_tiles][2], sum[row_tiles][2];
+};
+
+// Which keys the queries of a warp see, [begin, end), and which all of them see.
+struct WarpSight {
+    int first_query, begin, end, common_begin, common_end;
+
+    __device__ __forceinline__ WarpSight(const Sight& s, int query) : first_query(query), begin(s.first(query)) {
+        end = query < s.queries ? s.last(query + warp_rows - 1) + 1 : 0;
+        common_begin = s.first(query + warp_rows - 1);
+        common_end = s.last(query) + 1;
+    }
+    __device__ __forceinline__ bool nothing(int key) const { return key >= end || key + keys <= begin; }
+    __device__ __forceinline__ bool everything(int key) const { return key >= common_begin && key + keys <= common_end; }
+};
+
+__device__ __forceinline__ void mask(Scores& s, const Sight& sight, int query, int key) {
+    const int own_key = key + lane_id() % 4 * 2;
+#pragma unroll
+    for (int i = 0; i < row_tiles; ++i)
+#pragma unroll
+        for (int half = 0; half < 2; ++half) {
+            const int row = query + 16 * i + 8 * half + lane_id() / 4;
+            const int first = sight.first(row) - own_key, last = sight.last(row) - own_key;
+#pragma unroll
+            for (int j = 0; j < keys / 8; ++j)
+#pragma unroll
+                for (int e = 0; e < 2; ++e) {
+                    const int at = 8 * j + e;
+                    if (at < first || at > last) s[i][j][2 * half + e] = -INFINITY;
+                }
+        }
+}
+
+__device__ __forceinline__ float quad_max(float v) {
+    v = fmaxf(v, __shfl_xor_sync(0xffffffffu, v, 1));
+    return fmaxf(v, __shfl_xor_sync(0xffffffffu, v, 2));
+}
+__device__ __forceinline__ float quad_sum(float v) {
+    v += __shfl_xor_sync(0xffffffffu, v, 1);
+    return v + __shfl_xor_sync(0xffffffffu, v, 2);
+}
+
+// Scores become probabilities relative to the new maximum; what was summed so far shrinks to it.
+template <int D>
+__device__ __forceinline__ void softmax(Scores& s, RowState& state, Output<D>& o, float scale_log2) {
+#pragma unroll
+    for (int i = 0; i < row_tiles; ++i)
+#pragma unroll
+        for (int half = 0; half < 2; ++half) {
+            float& max = state.max[i][half];
+            float highest = max;
+#pragma unroll
+            for (int j = 0; j < keys / 8; ++j) highest = fmaxf(highest, fmaxf(s[i][j][2 * half], s[i][j][2 * half + 1]));
+            highest = quad_max(highest);
+            const float base = highest == -INFINITY ? 0.0f : highest * scale_log2;
+            const float shrink = ptx::exp2_approx(fmaf(max, scale_log2, -base));
+            max = highest;
+            float sum = state.sum[i][half] * shrink;
+#pragma unroll
+            for (int j = 0; j < keys / 8; ++j)
+#pragma unroll
+                for (int e = 2 * half; e < 2 * half + 2; ++e) {
+                    s[i][j][e] = ptx::exp2_approx(fmaf(s[i][j][e], scale_log2, -base));
+                    sum += s[i][j][e];
+                }
+            state.sum[i][half] = sum;
+#pragma unroll
+            for (int j = 0; j < D / 8; ++j) {
+                o[i][j][2 * half] *= shrink;
+                o[i][j][2 * half + 1] *= shrink;
+            }
+        }
+}
+
+template <int D>
+__device__ __forceinline__ void add_values(Output<D>& o, const Scores& p, const Element* v) {
+#pragma unroll
+    for (int k = 0; k < keys / 16; ++k) {
+        uint32_t a[row_tiles][4];
+#pragma unroll
+        for (int i = 0; i < row_tiles; ++i)
+#pragma unroll
+            for (int r = 0; r < 4; ++r) a[i][r] = pair(p[i][2 * k + r / 2][r % 2 * 2], p[i][2 * k + r / 2][r % 2 * 2 + 1]);
+        multiply_step<Along::columns>(o, a, v, Shared<D>::K::stride, 0, 16 * k);
+    }
+}
+
+// The warp's rows as results, through its rows of the Q tile, which nobody else reads.
+template <int D>
+__device__ __forceinline__ void store_results(const Output<D>& o, const RowState& state, Element* own_q, const Operands<Element>& in,
+                                              const Results<Element>& out, const Item& item, int query) {
+    using Q = typename Shared<D>::Q;
+    Element* const own = own_q + lane_id() / 4 * Q::stride + lane_id() % 4 * 2;
+    const int64_t lse_row = (static_cast<int64_t>(item.b) * in.H + item.h) * in.Tq;
+    __syncwarp();
+#pragma unroll
+    for (int i = 0; i < row_tiles; ++i)
+#pragma unroll
+        for (int half = 0; half < 2; ++half) {
+            const float sum = quad_sum(state.sum[i][half]), inverse = sum == 0.0f ? 0.0f : 1.0f / sum;
+            const int row = query + 16 * i + 8 * half + lane_id() / 4;
+            if (out.lse && lane_id() % 4 == 0 && row < in.Tq)
+                out.lse[lse_row + row] = fmaf(state.max[i][half], in.scale, logf(sum));
+#pragma unroll
+            for (int j = 0; j < D / 8; ++j)
+                store_pair(own + (16 * i + 8 * half) * Q::stride + 8 * j, o[i][j][2 * half] * inverse, o[i][j][2 * half + 1] * inverse);
+        }
+    __syncwarp();
+    store_rows<Q, warp_rows, 32>(own_q, in.o_rows(out.o, item.b, item.h, D), query, in.Tq, lane_id());
+}
+
+// The same for one part of the keys: not divided, and with the maximum and the sum.
+template <int D>
+__device__ __forceinline__ void store_part(const Output<D>& o, const RowState& state, const Operands<Element>& in,
+                                           const Results<Element>& out, const Item& item, int query) {
+#pragma unroll
+    for (int i = 0; i < row_tiles; ++i)
+#pragma unroll
+        for (int half = 0; half < 2; ++half) {
+            const float sum = quad_sum(state.sum[i][half]);
+            const int row = query + 16 * i + 8 * half + lane_id() / 4;
+            if (row >= in.Tq) continue;
+            const int64_t at = ((static_cast<int64_t>(item.b) * in.H + item.h) * in.Tq + row) * out.parts + item.part;
+            if (lane_id() % 4 == 0) out.partial_stats[at] = make_float2(state.max[i][half] * in.scale, sum);
+#pragma unroll
+            for (int j = 0; j < D / 8; ++j)
+                *reinterpret_cast<float2*>(out.partial_o + at * D + 8 * j + lane_id() % 4 * 2) =
+                    make_float2(o[i][j][2 * half], o[i][j][2 * half + 1]);
+        }
+}
+
+template <int D>
+__global__ void __launch_bounds__(threads, 2) forward(Operands<Element> in, Results<Element> out) {
+    using K = typename Shared<D>::K;
+    using Q = typename Shared<D>::Q;
+    DYNAMIC_SHARED(Element, dynamic);
+    const Shared<D> shared(dynamic);
+    const Item item = item_of_block(in, out, queries);
+    const Sight sight = in.sight(item.b);
+    const KeyRange range = keys_of(sight, out, item, queries);
+    const int query = item.query + warp_id() * warp_rows;  // of this warp
+    const WarpSight seen(sight, query);
+    const Rows<const Element> k = in.kv_rows(in.k, item.b, in.kv_head(item.h), D), v = in.kv_rows(in.v, item.b, in.kv_head(item.h), D);
+    Element* const own_q = shared.q + warp_id() * warp_rows * Q::stride;
+
+    if (range.begin < range.end) {
+        copy_rows<Q, threads>(shared.q, in.q_rows(in.q, item.b, item.h, D), item.query, in.Tq);
+        copy_rows<K, threads>(shared.k, k, range.begin, in.Tk);
+        copy_rows<K, threads>(shared.v, v, range.begin, in.Tk);
+    }
+    ptx::cp_async_commit();
+
+    Output<D> o;
+    RowState state;
+    clear(o);
+#pragma unroll
+    for (int i = 0; i < row_tiles; ++i)
+#pragma unroll
+        for (int half = 0; half < 2; ++half) state.max[i][half] = -INFINITY, state.sum[i][half] = 0.0f;
+
+    for (int key = range.begin, stage = 0; key < range.end; key += keys, stage ^= 1) {
+        ptx::cp_async_wait<0>();
+        __syncthreads();  // this tile is complete, and nobody reads the other one any more
+        if (key + keys < range.end) {
+            copy_rows<K, threads>(shared.k + (stage ^ 1) * K::elems, k, key + keys, in.Tk);
+            copy_rows<K, threads>(shared.v + (stage ^ 1) * K::elems, v, key + keys, in.Tk);
+        }
+        ptx::cp_async_commit();
+        if (seen.nothing(key)) continue;
+        Scores s;
+        clear(s);
+        multiply<D>(s, Side<Along::rows, Q>{own_q, 0}, Side<Along::rows, K>{shared.k + stage * K::elems, 0});
+        if (!seen.everything(key)) mask(s, sight, query, key);
+        softmax<D>(s, state, o, in.scale * log2_e);
+        add_values<D>(o, s, shared.v + stage * K::elems);
+    }
+    if (out.parts > 1) return store_part<D>(o, state, in, out, item, query);
+    store_results<D>(o, state, own_q, in, out, item, query);
+}
+
+void forward_bf16(cudaStream_t stream, const AttentionForward& a) {
+    with_head_size(a.D, [&](auto head_size) {
+        constexpr int D = head_size;
+        const auto in = operands<Element>(a, a.Tq, a.Tk, a.q_offset);
+        const auto out = results<Element>(a, queries);
+        launch(stream, grid(a, out, threads, Shared<D>::bytes), forward<D>, in, out);
+        merge(stream, a, out);
+    });
+}
+
+}  // namespace
+}  // namespace attention
+
+void attention_forward(cudaStream_t stream, const AttentionForward& a) {
+    if (a.B * a.Tq * a.H * a.D == 0) return;
+    a.q_NHD.dtype == DType::bf16 ? attention::forward_bf16(stream, a) : attention::forward_fp32(stream, a);
+}
+
+// Enough for fewer queries and for any number of keys as well.
+int64_t attention_workspace(const AttentionForward& a) {
+    const int64_t rows = a.B * a.H * attention::split_queries * attention::max_parts;
+    attention::Cutter cut;
+    cut.take<float>(rows * a.D);
+    cut.take<float2>(rows);
+    return cut.bytes();
+}
+
+}  // namespace trifold::cuda
