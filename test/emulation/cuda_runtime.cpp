@@ -1,9 +1,9 @@
 #include "test/emulation/cuda_runtime.h"
 
 #include <cuda_runtime_api.h>
-#include <malloc.h>
+#include <sanitizer/asan_interface.h>
+#include <sys/mman.h>
 
-#include <cstdlib>
 #include <cstring>
 #include <map>
 
@@ -23,7 +23,47 @@ namespace {
 constexpr size_t device_memory = size_t{16} << 30;
 constexpr unsigned char uninitialised = 0xff;
 
+// Addresses of their own, so that no host memory ever lies where device memory was: a range of which pages are used as they
+// are needed. What is freed is used again for requests of similar size, for fresh pages would cost more than the tests.
+class DeviceHeap {
+public:
+    DeviceHeap() {
+        void* p = mmap(nullptr, 16 * device_memory, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+        if (p == MAP_FAILED) die("no address space for the device's memory");
+        next_ = static_cast<std::byte*>(p);
+    }
+    // 256-byte aligned; AddressSanitizer sees its end, and at least 256 bytes behind it.
+    void* allocate(size_t bytes) {
+        const size_t room = (bytes + 511) / 256 * 256;
+        std::byte* p;
+        if (const auto found = free_.lower_bound(room); found != free_.end() && found->first <= 2 * room) {
+            p = found->second;
+            rooms_[p] = found->first;
+            free_.erase(found);
+        } else {
+            p = next_;
+            next_ += room;
+            rooms_[p] = room;
+        }
+        ASAN_POISON_MEMORY_REGION(p, rooms_[p]);
+        ASAN_UNPOISON_MEMORY_REGION(p, bytes);
+        return p;
+    }
+    void release(void* p) {
+        const auto room = rooms_.find(static_cast<std::byte*>(p));
+        ASAN_POISON_MEMORY_REGION(p, room->second);
+        free_.emplace(room->second, room->first);
+        rooms_.erase(room);
+    }
+
+private:
+    std::byte* next_;
+    std::map<std::byte*, size_t> rooms_;
+    std::multimap<size_t, std::byte*> free_;
+};
+
 struct Runtime {
+    DeviceHeap heap;
     StreamEngine engine{StreamMode::adversarial};
     CUstream_st default_stream{&engine.add("default stream", StreamKind::compute)};
     std::map<Stream*, uint64_t> reached;  // by the host's waits
@@ -31,10 +71,6 @@ struct Runtime {
     const char* operation = nullptr;
     std::vector<BufferAccess> accesses;
 
-    Runtime() {  // large pieces stay in the process when they are freed: fresh pages would cost more than the tests
-        mallopt(M_MMAP_THRESHOLD, 1 << 30);
-        mallopt(M_TRIM_THRESHOLD, 1 << 30);
-    }
     Stream& of(CUstream_st* s) { return s ? *s->stream : *default_stream.stream; }
     Ticket put(CUstream_st* stream, const char* name, std::vector<BufferAccess> what, std::function<void()> work) {
         return of(stream).submit(name, std::span<const BufferAccess>(what), std::move(work));
@@ -127,7 +163,8 @@ const char* cudaGetErrorString(cudaError_t) { return "an error of the emulated r
 const char* cudaGetErrorName(cudaError_t) { return "emulated"; }
 
 cudaError_t cudaMalloc(void** p, size_t bytes) {
-    if (bytes > emulation::device_memory || posix_memalign(p, 256, std::max<size_t>(bytes, 1)) != 0) return cudaErrorMemoryAllocation;
+    if (bytes > emulation::device_memory) return cudaErrorMemoryAllocation;
+    *p = runtime().heap.allocate(bytes);
     std::memset(*p, emulation::uninitialised, bytes);
     runtime().allocations[static_cast<std::byte*>(*p)] = bytes;
     runtime().engine.buffer_allocated(*p, static_cast<int64_t>(bytes));
@@ -143,7 +180,7 @@ cudaError_t cudaFree(void* p) {
     runtime().wait_all();
     emulation::device_memory_removed(p);
     runtime().allocations.erase(found);
-    std::free(p);
+    runtime().heap.release(p);
     return cudaSuccess;
 }
 cudaError_t cudaHostRegister(void*, size_t, unsigned) { return cudaSuccess; }

@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <bit>
 #include <cmath>
+#include <math.h>  // isfinite and others without std::, as in CUDA
 #include <cstdint>
 
 #include "test/emulation/emulator.h"

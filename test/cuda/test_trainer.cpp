@@ -1,0 +1,163 @@
+#if __has_include(<catch2/catch_all.hpp>)
+#include <catch2/catch_all.hpp>
+#else
+#include <catch2/catch.hpp>
+#endif
+// test/cuda/test_trainer.cpp   The whole trainer on the device against the CPU: gradients of every parameter, 20 steps of training,
+// and what must repeat bit for bit.
+#include "test/unit/tiny_training.h"
+#if defined(TRIFOLD_EMULATION)
+#include "test/emulation/cuda_runtime.h"
+#endif
+
+using namespace trifold;
+using namespace trifold::test;
+
+namespace {
+
+// Adam's eps is large here: gradients that are zero in exact arithmetic (key biases) are noise, which a small eps turns into steps.
+// All that the CUDA kernels can do: head size 64, GQA, windows, documents, both norms, all activations.
+const std::vector<std::vector<std::string>> families = {
+    {},
+    {"--model.block=parallel", "--model.activation=gelu_erf", "--model.window=9"},
+    {"--model.norm=rmsnorm", "--model.position=rope", "--model.activation=swiglu", "--model.bias=none", "--model.tied=off", "--model.kv_heads=1"},
+    {"--model.norm=rmsnorm", "--model.position=rope", "--model.activation=swiglu", "--model.bias=qkv", "--model.kv_heads=1", "--model.qk_norm=on",
+     "--model.window=7", "--model.full_attention_every=2", "--data.documents=isolated"},
+};
+
+Config config(Device device, std::vector<std::string> more) {
+    const std::vector<std::string> base = {"--model.layers=2", "--model.hidden=64", "--model.head_dim=64", "--model.heads=2", "--model.ffn_hidden=96",
+                                           "--optim.lr=0.001", "--optim.eps=1e-5", "--optim.warmup_steps=2", "--optim.schedule=constant", std::string("--run.device=") + name_of(device)};
+    more.insert(more.begin(), base.begin(), base.end());
+    return tiny(more);
+}
+
+struct Curve {
+    std::vector<double> loss, grad_norm;
+    std::vector<float> weights;
+};
+
+// `steps` optimizer steps over three batches in turn.
+Curve train(Device device, const std::vector<std::string>& more, int steps) {
+    Trainer t(config(device, more));
+    randomize(t);
+    const bool isolated = t.config().data.documents == Documents::isolated;
+    std::vector<Batch> batches;
+    for (unsigned seed = 1; seed <= 3; ++seed) batches.push_back(make_batch(2, 61, isolated, true, seed));
+    Curve curve;
+    for (int step = 1; step <= steps; ++step) {
+        const Batch& b = batches[static_cast<size_t>(step) % batches.size()];
+        const float nominal = static_cast<float>(b.tokens.size());
+        t.stage().reset_loss(t.compute());
+        t.stage().forward(t.compute(), b.view(isolated));
+        t.stage().backward(t.compute(), 1 / nominal, t.optimizer().accumulate(0));
+        t.optimizer().step(t.compute(), learning_rate(t.config().optim, step, steps), step, nominal / static_cast<float>(b.valid));
+        const Optimizer::Outcome outcome = t.optimizer().outcome(t.compute());
+        REQUIRE(outcome.applied);
+        curve.grad_norm.push_back(outcome.grad_norm);
+        curve.loss.push_back(t.stage().loss_sum(t.compute()) / static_cast<double>(b.valid));
+    }
+    const float* w = t.read_state().master;
+    curve.weights.assign(w, w + t.table().flat_elems());
+    return curve;
+}
+
+double largest_relative(const std::vector<double>& a, const std::vector<double>& b) {
+    double largest = 0;
+    for (size_t i = 0; i < a.size(); ++i) largest = std::max(largest, std::abs(a[i] - b[i]) / std::abs(b[i]));
+    return largest;
+}
+
+Gradients first_gradients(Device device, const std::vector<std::string>& more, const std::vector<Batch>& micro) {
+    Trainer t(config(device, more));
+    randomize(t);
+    return gradients(t, micro);
+}
+
+// Whatever a test did, the emulated device must have found every access ordered.
+struct Ordered {
+#if defined(TRIFOLD_EMULATION)
+    size_t before = emulation::unordered_accesses().size();
+    ~Ordered() {
+        const std::vector<std::string> found = emulation::unordered_accesses();
+        for (size_t i = before; i < found.size(); ++i) UNSCOPED_INFO(found[i]);
+        CHECK(found.size() == before);
+    }
+#endif
+};
+
+}  // namespace
+
+TEST_CASE("gradients of every parameter on the device are those of the CPU", "[trainer]") {
+    [[maybe_unused]] const Ordered ordered;
+    for (const auto& family : families)
+        for (const bool half : {false, true}) {
+            auto args = family;
+            args.push_back(half ? "--train.dtype=bf16" : "--train.dtype=fp32");
+            const bool isolated = config(Device::cpu, args).data.documents == Documents::isolated;
+            const std::vector<Batch> micro = {make_batch(2, 61, isolated, true, 1), make_batch(2, 61, isolated, true, 2)};
+            args.push_back("--train.global_batch=4");
+            const Gradients cpu = first_gradients(Device::cpu, args, micro), gpu = first_gradients(Device::cuda, args, micro);
+            CAPTURE(Catch::StringMaker<std::vector<std::string>>::convert(args));
+            const ParameterTable table(config(Device::cpu, args).model);
+            // bf16: activations and their gradients are rounded at the same places on both sides, but a value next to a
+            // rounding boundary may fall on either side of it: single steps of 2^-8 in a few values of each tensor.
+            CHECK(worst_difference(table, cpu, gpu) < (half ? 1e-2 : 1e-5));
+            CHECK(std::abs(cpu.loss - gpu.loss) < (half ? 1e-3 : 1e-6) * cpu.loss);
+        }
+}
+
+TEST_CASE("20 steps on the device follow the CPU", "[trainer]") {
+    [[maybe_unused]] const Ordered ordered;
+    for (const std::string optimizer : {"adamw", "lamb"})
+        for (const auto& family : families) {
+            if (optimizer == "lamb" && &family != &families[2]) continue;
+            auto args = family;
+            args.push_back("--optim.name=" + optimizer);
+            CAPTURE(Catch::StringMaker<std::vector<std::string>>::convert(args));
+            const Curve cpu = train(Device::cpu, args, 20), gpu = train(Device::cuda, args, 20);
+            CHECK(largest_relative(gpu.loss, cpu.loss) < 1e-5);
+            CHECK(largest_relative(gpu.grad_norm, cpu.grad_norm) < 1e-4);
+            CHECK(gpu.loss.back() < 0.8 * gpu.loss.front());
+        }
+}
+
+TEST_CASE("20 steps in bf16 on the device stay close to fp32", "[trainer]") {
+    [[maybe_unused]] const Ordered ordered;
+    const Curve fp32 = train(Device::cuda, families[2], 20);
+    auto args = families[2];
+    args.push_back("--train.dtype=bf16");
+    const Curve half = train(Device::cuda, args, 20);
+    CHECK(largest_relative(half.loss, fp32.loss) < 3e-2);
+    CHECK(half.loss.back() < 0.8 * half.loss.front());
+}
+
+TEST_CASE("the same run on the device gives the same bits, whatever is recomputed", "[trainer]") {
+    [[maybe_unused]] const Ordered ordered;
+    auto args = families[3];
+    args.push_back("--train.dtype=bf16");
+    const Curve once = train(Device::cuda, args, 3);
+    for (const std::string mode : {"none", "selective", "full"}) {
+        auto again = args;
+        again.push_back("--train.recompute=" + mode);
+        CAPTURE(mode);
+        CHECK((train(Device::cuda, again, 3).weights == once.weights));
+    }
+}
+
+TEST_CASE("initial values and loaded states are the same on both devices", "[trainer]") {
+    [[maybe_unused]] const Ordered ordered;
+    Trainer cpu(config(Device::cpu, {})), gpu(config(Device::cuda, {}));
+    cpu.initialize_weights();
+    gpu.initialize_weights();
+    const int64_t n = cpu.table().flat_elems();
+    CHECK(std::equal(cpu.read_state().master, cpu.read_state().master + n, gpu.read_state().master));
+    const FlatState state = gpu.host_state();
+    for (int64_t i = 0; i < n; ++i) state.master[i] = static_cast<float>(i), state.m[i] = static_cast<float>(-i), state.v[i] = 0.5f;
+    gpu.host_state_changed();
+    std::fill(state.master, state.master + 3 * n, 0.0f);
+    const FlatState back = gpu.read_state();
+    CHECK(back.master[n - 1] == static_cast<float>(n - 1));
+    CHECK(back.m[n - 1] == static_cast<float>(1 - n));
+    CHECK(back.v[0] == 0.5f);
+}
