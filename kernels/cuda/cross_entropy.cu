@@ -93,7 +93,8 @@ __global__ void __launch_bounds__(most_threads, 2) rows(const CrossEntropy a) {
     if (!gradient) return;
 
     const float factor = a.grad_scale / sum;
-    for (int c = first + (P - 1 - first) / stride * stride; c >= 0; c -= stride) {
+    for (int c = first + (P - 1) / stride * stride; c >= 0; c -= stride) {
+        if (c >= P) continue;
         Floats<W> values = load_streaming<W>(x + c);
 #pragma unroll
         for (int j = 0; j < W; ++j) values[j] = exponential<G>(values[j] - largest) * factor;

@@ -27,24 +27,24 @@ struct PartialSums {
 
 namespace {
 
-constexpr int partial_columns = 32, partial_lanes = 32;
+constexpr int partial_columns = 32, most_partial_lanes = 32;
 
-// A warp reads 32 columns of a row at once; warp y adds rows y, y + 32, ...; then warp 0 adds the 32 sums of each column.
-__global__ void __launch_bounds__(partial_columns* partial_lanes) add_partials_kernel(const PartialSums a) {
-    __shared__ float sums[partial_lanes][partial_columns];
-    const int x = static_cast<int>(threadIdx.x), y = static_cast<int>(threadIdx.y);
+// A warp reads 32 columns of a row at once; of L warps, warp y adds rows y, y + L, ...; then warp 0 adds the L sums of each column.
+__global__ void __launch_bounds__(partial_columns* most_partial_lanes) add_partials_kernel(const PartialSums a) {
+    __shared__ float sums[most_partial_lanes][partial_columns];
+    const int x = static_cast<int>(threadIdx.x), y = static_cast<int>(threadIdx.y), lanes = static_cast<int>(blockDim.y);
     const int64_t width = a.second ? 2 * a.columns : a.columns;
     const int64_t column = int64_t{blockIdx.x} * partial_columns + x;
     float total = 0.0f;
     if (column < width) {
 #pragma unroll 8
-        for (int64_t row = y; row < a.rows; row += partial_lanes) total += a.partials[row * width + column];
+        for (int64_t row = y; row < a.rows; row += lanes) total += a.partials[row * width + column];
     }
     sums[y][x] = total;
     __syncthreads();
     if (y != 0 || column >= width) return;
     total = 0.0f;
-    for (int i = 0; i < partial_lanes; ++i) total += sums[i][x];
+    for (int i = 0; i < lanes; ++i) total += sums[i][x];
     float* const out = column < a.columns ? a.first + column : a.second + (column - a.columns);
     *out = a.accumulate == Accumulate::add ? *out + total : total;
 }
@@ -54,7 +54,8 @@ __global__ void __launch_bounds__(partial_columns* partial_lanes) add_partials_k
 inline void add_partials(cudaStream_t stream, const PartialSums& a) {
     const int64_t width = a.second ? 2 * a.columns : a.columns;
     const auto blocks = static_cast<unsigned>((width + partial_columns - 1) / partial_columns);
-    launch(stream, {.blocks = dim3(blocks), .threads = dim3(partial_columns, partial_lanes)}, add_partials_kernel, a);
+    const auto lanes = static_cast<unsigned>(std::min<int64_t>(most_partial_lanes, a.rows));
+    launch(stream, {.blocks = dim3(blocks), .threads = dim3(partial_columns, lanes)}, add_partials_kernel, a);
 }
 
 }  // namespace trifold::cuda

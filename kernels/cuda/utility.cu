@@ -59,10 +59,12 @@ void add_into(cudaStream_t stream, const AddInto& a) {
 
 void copy(cudaStream_t stream, const Copy& a) {
     TRIFOLD_ASSERT(a.x.bytes() == a.y.bytes());
+    if (!a.y) return;
     CUDA_CHECK(cudaMemcpyAsync(a.y.data, a.x.data, static_cast<size_t>(a.y.bytes()), cudaMemcpyDefault, stream));
 }
 
 void zero(cudaStream_t stream, const Zero& a) {
+    if (!a.y) return;
     CUDA_CHECK(cudaMemsetAsync(a.y.data, 0, static_cast<size_t>(a.y.bytes()), stream));
 }
 
