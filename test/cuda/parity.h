@@ -76,6 +76,37 @@ double parity(void (*on_cpu)(const Args&), void (*on_gpu)(CUstream_st*, const Ar
     return got == Written<Args>(args) ? got.units_from(want, sums) : std::numeric_limits<double>::infinity();
 }
 
+// An operation whose floating-point views begin one element behind an aligned address; they must not overlap.
+template <auto operation, class Args>
+void unaligned(CUstream_st* stream, const Args& args) {
+    Args shifted = args;
+    std::vector<void*> copies;
+    const auto each = [](const Args& a, auto&& visit) { std::apply([&](const auto&... v) { (visit(v), ...); }, a.views()); };
+    const auto moves = [](const Tensor& t) { return t && (t.dtype == DType::f32 || t.dtype == DType::bf16); };
+    each(shifted, [&](const Tensor& t) {
+        if (!moves(t)) return;
+        CUDA_CHECK(cudaMalloc(&copies.emplace_back(), static_cast<size_t>(t.bytes() + size_of(t.dtype))));
+        void* const to = static_cast<std::byte*>(copies.back()) + size_of(t.dtype);
+        CUDA_CHECK(cudaMemcpyAsync(to, t.data, static_cast<size_t>(t.bytes()), cudaMemcpyDeviceToDevice, stream));
+        const_cast<Tensor&>(t).data = to;
+    });
+    std::vector<BufferAccess> accesses;
+    each(shifted, [&](const auto& v) { accesses.push_back(declare(v)); });
+    if constexpr (requires { args.segments; })
+        accesses.push_back({reinterpret_cast<const std::byte*>(args.segments), args.segment_count * static_cast<int64_t>(sizeof(Segment)), Access::read});
+    cuda::range_push("unaligned", accesses);
+    operation(stream, shifted);
+    cuda::range_pop();
+    size_t next = 0;
+    each(args, [&](const auto& v) {
+        if (!moves(v)) return;
+        const std::byte* const from = static_cast<std::byte*>(copies[next++]) + size_of(v.dtype);
+        if (v.access != Access::read) CUDA_CHECK(cudaMemcpyAsync(v.data, from, static_cast<size_t>(v.bytes()), cudaMemcpyDeviceToDevice, stream));
+    });
+    CUDA_CHECK(cudaStreamSynchronize(stream));
+    for (void* copy : copies) CUDA_CHECK(cudaFree(copy));
+}
+
 // Scratch memory that is large enough on both sides.
 inline Operand scratch(int64_t cpu_bytes, int64_t cuda_bytes) { return Operand::filled(DType::u8, std::max<int64_t>({1, cpu_bytes, cuda_bytes}), 255); }
 

@@ -44,6 +44,18 @@ TEST_CASE("activation_forward on the device", "[activation]") {
     });
 }
 
+TEST_CASE("activations on the device take matrices that are not aligned", "[activation]") {
+    for (const DType act : {f32, DType::bf16})
+        for (const ActivationKind kind : kinds) {
+            Operand x = Operand::random(act, 3 * columns(kind, 40), 1, 6.0), y = Operand::nans(act, 3 * 40), dx = Operand::nans(act, x.elems());
+            CAPTURE(name_of(act), static_cast<int>(kind));
+            CHECK(parity(cpu::activation_forward, test::unaligned<cuda::activation_forward, ActivationForward>,
+                         {.x_NF = x.tensor(), .y_NF = y.tensor(), .kind = kind, .N = 3, .F = 40}, functions) <= 1);
+            CHECK(parity(cpu::activation_backward, test::unaligned<cuda::activation_backward, ActivationBackward>,
+                         {.x_NF = x.tensor(), .dy_NF = y.tensor(), .dx_NF = dx.tensor(), .kind = kind, .N = 3, .F = 40}, functions) <= 1);
+        }
+}
+
 TEST_CASE("activation_backward on the device", "[activation]") {
     for_activations([](DType act, ActivationKind kind, Size s) {
         Operand x = Operand::random(act, s.N * columns(kind, s.F), 1, 6.0), dy = Operand::random(act, s.N * s.F, 2);

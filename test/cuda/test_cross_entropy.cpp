@@ -70,6 +70,13 @@ TEST_CASE("cross_entropy on the device", "[cross_entropy]") {
             }
 }
 
+TEST_CASE("cross_entropy on the device takes rows that are not aligned", "[cross_entropy]") {
+    for (const Types& type : types) {
+        Loss l(type, {3, 70, 72}, 8.0, 0.0);
+        CHECK(parity(cpu::cross_entropy, test::unaligned<cuda::cross_entropy, CrossEntropy>, l.args(l.gradient.tensor()), sums) <= 1);
+    }
+}
+
 TEST_CASE("cross_entropy on the device with infinite and missing logits", "[cross_entropy]") {
     Loss l({f32, f32}, {3, 70, 72}, 1.0, 0.0);
     const double infinity = std::numeric_limits<double>::infinity();

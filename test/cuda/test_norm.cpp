@@ -109,6 +109,14 @@ TEST_CASE("norm_backward on the device", "[norm]") {
     });
 }
 
+TEST_CASE("norms on the device take rows that are not aligned", "[norm]") {
+    for (const DType act : {f32, DType::bf16}) {
+        Norm f{NormKind::layernorm, act, {5, 72}, true, true};
+        CHECK(parity(cpu::norm_forward, test::unaligned<cuda::norm_forward, NormForward>, f.forward(), sums) <= 1);
+        CHECK(parity(cpu::norm_backward, test::unaligned<cuda::norm_backward, NormBackward>, f.backward(true), row_sums) <= 1);
+    }
+}
+
 TEST_CASE("norm_backward walks over many rows per block", "[norm]") {
     for (const DType act : {f32, DType::bf16}) {
         Norm few{NormKind::layernorm, act, {700, 40}, false, true};

@@ -119,6 +119,16 @@ TEST_CASE("LAMB on the device", "[optimizer]") {
         }
 }
 
+TEST_CASE("optimizers on the device take flat buffers that are not aligned", "[optimizer]") {
+    State s{many};
+    Operand sums = Operand::filled(DType::f64, 1, 0.25);
+    const SquaredNorm norm{.grad = s.grad.tensor(), .sums = sums.tensor(), .workspace = s.workspace.tensor(), .segments = many.data(), .segment_count = s.count};
+    CHECK(parity(cpu::squared_norm, test::unaligned<cuda::squared_norm, SquaredNorm>, norm, 1e-14) <= 1);
+    CHECK(parity(cpu::adamw, test::unaligned<cuda::adamw, AdamW>, s.adamw(true), steps) <= 1);
+    CHECK(parity(cpu::lamb_direction, test::unaligned<cuda::lamb_direction, LambDirection>, s.lamb_direction(), steps) <= 1);
+    CHECK(parity(cpu::lamb_update, test::unaligned<cuda::lamb_update, LambUpdate>, s.lamb_update(true), steps) <= 1);
+}
+
 TEST_CASE("a step that must not be applied changes nothing on the device", "[optimizer]") {
     State s{many};
     const State before = s;
