@@ -74,6 +74,13 @@ Gradients first_gradients(Device device, const std::vector<std::string>& more, c
     return gradients(t, micro);
 }
 
+// norm(a - b) of one tensor.
+double distance(const Parameter& p, const Gradients& a, const Gradients& b) {
+    double sum = 0;
+    for (size_t i = static_cast<size_t>(p.offset); i < static_cast<size_t>(p.offset + p.elems); ++i) sum += std::pow(static_cast<double>(a.flat[i]) - b.flat[i], 2);
+    return std::sqrt(sum);
+}
+
 // Whatever a test did, the emulated device must have found every access ordered.
 struct Ordered {
 #if defined(TRIFOLD_EMULATION)
@@ -90,24 +97,33 @@ struct Ordered {
 
 TEST_CASE("gradients of every parameter on the device are those of the CPU", "[trainer]") {
     [[maybe_unused]] const Ordered ordered;
-    for (const auto& family : families)
-        for (const bool half : {false, true}) {
-            auto args = family;
-            args.push_back(half ? "--train.dtype=bf16" : "--train.dtype=fp32");
-            const bool isolated = config(Device::cpu, args).data.documents == Documents::isolated;
-            const std::vector<Batch> micro = {make_batch(2, 61, isolated, true, 1), make_batch(2, 61, isolated, true, 2)};
-            args.push_back("--train.global_batch=4");
-            const Gradients cpu = first_gradients(Device::cpu, args, micro), gpu = first_gradients(Device::cuda, args, micro);
-            CAPTURE(Catch::StringMaker<std::vector<std::string>>::convert(args));
-            const ParameterTable table(config(Device::cpu, args).model);
-            // bf16: activations and their gradients are rounded at the same places on both sides, but a value next to a
-            // rounding boundary may fall on either side of it: single steps of 2^-8 in a few values of each tensor.
-            CHECK(worst_difference(table, cpu, gpu) < (half ? 1e-2 : 1e-5));
-            CHECK(std::abs(cpu.loss - gpu.loss) < (half ? 1e-3 : 1e-6) * cpu.loss);
+    for (const auto& family : families) {
+        auto args = family;
+        args.push_back("--train.global_batch=4");
+        CAPTURE(Catch::StringMaker<std::vector<std::string>>::convert(args));
+        const Config tiny = config(Device::cpu, args);
+        const ParameterTable table(tiny.model);
+        const bool isolated = tiny.data.documents == Documents::isolated;
+        const std::vector<Batch> micro = {make_batch(2, 61, isolated, true, 1), make_batch(2, 61, isolated, true, 2)};
+        const Gradients exact = first_gradients(Device::cpu, args, micro), gpu = first_gradients(Device::cuda, args, micro);
+        CHECK(worst_difference(table, exact, gpu) < 1e-5);
+        CHECK(std::abs(exact.loss - gpu.loss) < 1e-6 * exact.loss);
+
+        // bf16: both sides round at the same places, but values near a boundary may fall to either side, and everything behind
+        // them differs. So the device must be no farther from fp32 than the CPU is, by half as much at most; gradients that
+        // are zero in exact arithmetic count by the noise of the whole.
+        args.push_back("--train.dtype=bf16");
+        const Gradients cpu16 = first_gradients(Device::cpu, args, micro), gpu16 = first_gradients(Device::cuda, args, micro);
+        const double whole = norm(exact.flat.data(), table.flat_elems());
+        for (const Parameter& p : table.all()) {
+            CAPTURE(p.name, norm(exact.flat.data() + p.offset, p.elems));
+            CHECK(distance(p, gpu16, exact) <= 1.5 * distance(p, cpu16, exact) + 1e-3 * norm(exact.flat.data() + p.offset, p.elems) + 1e-4 * whole);
         }
+        CHECK(std::abs(gpu16.loss - exact.loss) < 5e-3 * exact.loss);
+    }
 }
 
-TEST_CASE("20 steps on the device follow the CPU", "[trainer]") {
+TEST_CASE("20 steps on the device follow the CPU", "[trainer][long]") {
     [[maybe_unused]] const Ordered ordered;
     for (const std::string optimizer : {"adamw", "lamb"})
         for (const auto& family : families) {
@@ -122,7 +138,7 @@ TEST_CASE("20 steps on the device follow the CPU", "[trainer]") {
         }
 }
 
-TEST_CASE("20 steps in bf16 on the device stay close to fp32", "[trainer]") {
+TEST_CASE("20 steps in bf16 on the device stay close to fp32", "[trainer][long]") {
     [[maybe_unused]] const Ordered ordered;
     const Curve fp32 = train(Device::cuda, families[2], 20);
     auto args = families[2];
