@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""GPT-2 training steps in PyTorch, the peer of scripts/bench.sh: same model, same shapes, same kind of optimizer step.
+"""GPT-2 training steps in PyTorch, the peer of scripts/bench.sh and scripts/gpu_check.sh: same model, same shapes, same kind of optimizer step.
 
 Written the way a PyTorch user would write a fast trainer: fused qkv, F.scaled_dot_product_attention, fused AdamW, set_to_none
 gradients, optionally torch.compile. Tokens are random, since only speed is compared. Prints one JSON object on standard
@@ -58,7 +58,7 @@ class Gpt2(nn.Module):
                 nn.init.zeros_(p)
 
     def forward(self, tokens, targets):
-        x = self.wte(tokens) + self.wpe(torch.arange(tokens.shape[1]))
+        x = self.wte(tokens) + self.wpe(torch.arange(tokens.shape[1], device=tokens.device))
         for block in self.blocks:
             x = block(x)
         logits = F.linear(self.norm(x), self.wte.weight)  # tied head
@@ -70,6 +70,7 @@ def parse():
     p.add_argument("--batch", type=int, default=4, help="sequences per step")
     p.add_argument("--seq", type=int, default=256)
     p.add_argument("--dtype", choices=["fp32", "bf16", "bf16-weights"], default="fp32")
+    p.add_argument("--device", choices=["cpu", "cuda"], default="cpu")
     p.add_argument("--compile", action="store_true", help="torch.compile (needs a C++ compiler)")
     p.add_argument("--compile-mode", default="default", help="mode of torch.compile")
     p.add_argument("--threads", type=int, default=os.cpu_count())
@@ -138,7 +139,7 @@ def main():
     a = parse()
     torch.set_num_threads(a.threads)
     torch.manual_seed(a.seed)
-    model = Gpt2(a.layers, a.hidden, a.heads, a.vocab, a.max_seq)
+    model = Gpt2(a.layers, a.hidden, a.heads, a.vocab, a.max_seq).to(a.device)
     if a.dtype == "bf16-weights":
         model = model.to(torch.bfloat16)
     optimizer, optimizer_kind = make_optimizer(model)
@@ -150,8 +151,8 @@ def main():
     params = list(model.parameters())
 
     def step():
-        data = torch.randint(0, min(a.vocab, 50257), (a.batch, a.seq + 1))
-        with torch.autocast("cpu", dtype=torch.bfloat16, enabled=a.dtype == "bf16"):
+        data = torch.randint(0, min(a.vocab, 50257), (a.batch, a.seq + 1), device=a.device)
+        with torch.autocast(a.device, dtype=torch.bfloat16, enabled=a.dtype == "bf16"):
             loss = run_model(data[:, :-1], data[:, 1:])
         loss.backward()
         torch.nn.utils.clip_grad_norm_(params, 1.0)
@@ -182,6 +183,8 @@ def main():
         "first_loss": losses[0], "last_loss": losses[-1], "start_to_first_step_s": first_step_s,
         "peak_rss_bytes": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024,
     }
+    if a.device == "cuda":
+        result["gpu"], result["peak_gpu_bytes"] = torch.cuda.get_device_name(), torch.cuda.max_memory_allocated()
     if a.profile:
         result["profile"] = profile_shares(step)
     print(json.dumps(result))
