@@ -7,10 +7,11 @@
 //            between them, or both are of one warp and a chain of __syncwarp leads from one to the other. Shuffles, votes,
 //            ldmatrix and mma order nothing, neither do atomics. Blocks of a grid are ordered by a release store that an
 //            acquire load reads (block_order.h), launches always: the stream engine looks after those.
-// Shadow     Time is cut into intervals: a new one begins with each block and each block barrier. For each 4-byte word a
-//            cell holds all accesses of the current interval (in a list), and of the same launch's earlier blocks which
-//            bytes they read and wrote. Within a warp, vector clocks count each lane's __syncwarp calls. So no race is
-//            missed for want of memory, and none is reported that is not one.
+// Shadow     Time is cut into intervals: a new one begins with each block and each block barrier. For each 16 bytes a cell
+//            holds all accesses of the current interval (in lists), and of the same launch's earlier blocks which bytes
+//            they read and wrote. Within a warp, vector clocks count each lane's __syncwarp calls. So no race is missed
+//            for want of memory. One may be reported that is none where blocks without an order among them touched the
+//            same 16 bytes before a block that comes after them all.
 // Declared   What an operation declared (declare_accesses) is checked against what its kernels touch of device memory.
 #include "test/emulation/race_detector.h"
 
@@ -29,44 +30,46 @@
 #include "test/emulation/symbols.h"
 
 extern "C" std::byte __start_emulation_shared[] __attribute__((weak)), __stop_emulation_shared[] __attribute__((weak));
+extern "C" const char __executable_start;  // the linker's
 
 namespace trifold::emulation {
 namespace {
 
 using races::Kind;
 
-constexpr uintptr_t word = 4;
+constexpr uintptr_t cell_bytes = 16;
+using Bytes = uint16_t;  // mask of the bytes of a cell
 
-// An instruction, relative to the program's base; or, from `first_site` on, an index into `sites`.
+// An instruction, relative to the program's start; or, from `first_site` on, an index into `sites`.
 using Place = uint32_t;
 constexpr Place first_site = 0x80000000u;
 std::vector<Site> sites;
 
-// One access of the current interval to some bytes of a word.
+// One access of the current interval to some bytes of a cell.
 struct Use {
-    uint32_t next;  // in `uses`; 0 ends the list
-    uint16_t thread;
-    uint8_t bytes;
-    Kind kind;
+    uint32_t next;   // in `uses`; 0 ends the list
     uint32_t clock;  // of its lane
     Place place;
+    uint16_t thread;
+    Bytes bytes;
+    Kind kind;
 };
 std::vector<Use> uses(1);
 
-// Which bytes of a word a block, or several, accessed, and where it last did, by kind.
+// Which bytes of a cell a block, or several, accessed, by kind; when and where it last did.
 struct Summary {
-    uint8_t bytes[3] = {};
-    bool unordered[3] = {};    // blocks that do not come after one another
+    Bytes bytes[3] = {};
+    bool unordered[3] = {};  // blocks that do not come after one another
     uint32_t interval[3] = {};
     Place place[3] = {};
 };
 struct Cell {
     uint32_t interval = 0;
     uint32_t reads = 0, writes = 0;  // lists of that interval; atomics are among the writes
-    Summary block, earlier_blocks;
+    Summary block, earlier_blocks;   // of device memory
 };
 
-// A piece of memory and the cells of its words. The pages of a large shadow exist once touched.
+// A piece of memory and its cells. The pages of a large shadow exist once touched.
 class Region {
 public:
     Region() = default;
@@ -80,7 +83,7 @@ public:
     void place(const void* begin, size_t bytes) {
         begin_ = reinterpret_cast<uintptr_t>(begin);
         end_ = begin_ + bytes;
-        const size_t needed = (bytes / word + 2) * sizeof(Cell);
+        const size_t needed = (bytes / cell_bytes + 2) * sizeof(Cell);
         if (needed <= shadow_bytes_) return;
         if (cells_) munmap(cells_, shadow_bytes_);
         void* memory = mmap(nullptr, needed, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
@@ -91,7 +94,7 @@ public:
     bool contains(uintptr_t p) const { return p - begin_ < end_ - begin_; }
     uintptr_t begin() const { return begin_; }
     uintptr_t end() const { return end_; }
-    Cell& cell(uintptr_t p) { return cells_[p / word - begin_ / word]; }
+    Cell& cell(uintptr_t p) { return cells_[p / cell_bytes - begin_ / cell_bytes]; }
 
 private:
     uintptr_t begin_ = 0, end_ = 0;
@@ -113,25 +116,24 @@ uint32_t& own_clock(const Thread& t) { return clocks[t.warp][t.lane][t.lane]; }
 races::BlockOrder block_order;
 
 int64_t reports = 0;
+std::map<std::string, int> printed;  // by kernel
 std::set<std::tuple<std::string, Place, Place>> reported;
 
 // ---------------------------------------------------------------- reports
 
+struct Access {
+    const Thread& by;
+    uintptr_t begin;  // of the whole access
+    Bytes bytes;      // those inside the cell
+    Kind kind;
+    Place place;
+    const Region& region;
+    bool shared() const { return &region == &static_shared || &region == &dynamic_shared; }
+};
+
 std::string describe(Place place) {
     if (place >= first_site) return sites[place - first_site].text() + "\n";
-    return source_of(program_base() + place);
-}
-
-// One report for each pair of places.
-void report(const std::string& what, const std::string& more, Place mine, Place other) {
-    if (!reported.emplace(what, std::min(mine, other), std::max(mine, other)).second) return;
-    ++reports;
-    constexpr int64_t most_printed = 20;
-    if (reports > most_printed) return;
-    const uint3 b = block.index;
-    std::fprintf(stderr, "emulation: %s in %s, block (%u,%u,%u): %s\n    %s", what.c_str(), block.launch->kernel, b.x, b.y, b.z,
-                 more.c_str(), describe(mine).c_str());
-    if (other && other != mine) std::fprintf(stderr, "    %s", describe(other).c_str());
+    return source_of(reinterpret_cast<uintptr_t>(&__executable_start) + place);
 }
 
 const char* verb(Kind kind) {
@@ -139,20 +141,22 @@ const char* verb(Kind kind) {
     return verbs[static_cast<size_t>(kind)];
 }
 
-struct Access {
-    const Thread& by;
-    uintptr_t begin;  // of the word
-    uint8_t bytes;    // mask of those inside the word
-    Kind kind;
-    Place place;
-    const Region& region;
-};
-
 std::string sentence(const Access& a) {
-    const bool shared = &a.region == &static_shared || &a.region == &dynamic_shared;
     char offset[32];
-    std::snprintf(offset, sizeof offset, "%#zx", static_cast<size_t>(std::max(a.begin, a.region.begin()) - a.region.begin()));
-    return "thread " + std::to_string(a.by.number) + " " + verb(a.kind) + (shared ? " shared memory (+" : " a device buffer (+") + offset + ")";
+    std::snprintf(offset, sizeof offset, "%#zx", static_cast<size_t>(a.begin - a.region.begin()));
+    return "thread " + std::to_string(a.by.number) + " " + verb(a.kind) + (a.shared() ? " shared memory (+" : " a device buffer (+") + offset + ")";
+}
+
+// One report for each pair of places; the first ones of each kernel are printed.
+void report(const char* what, const Access& mine, const std::string& more, Place other = 0) {
+    if (!reported.emplace(what, std::min(mine.place, other), std::max(mine.place, other)).second) return;
+    ++reports;
+    constexpr int most_printed = 5;
+    if (++printed[block.launch->kernel] > most_printed) return;
+    const uint3 b = block.index;
+    std::fprintf(stderr, "emulation: %s in %s, block (%u,%u,%u): %s%s\n    %s", what, block.launch->kernel, b.x, b.y, b.z,
+                 sentence(mine).c_str(), more.c_str(), describe(mine.place).c_str());
+    if (other && other != mine.place) std::fprintf(stderr, "    %s", describe(other).c_str());
 }
 
 // ---------------------------------------------------------------- races
@@ -169,8 +173,7 @@ void check_list(uint32_t list, const Access& a) {
     for (; list; list = uses[list].next) {
         const Use& u = uses[list];
         if (!(u.bytes & a.bytes) || !conflict(u.kind, a.kind) || ordered(u, a.by)) continue;
-        report("race", sentence(a) + ", thread " + std::to_string(u.thread) + " of the block " + verb(u.kind) + " it; no barrier orders them",
-               a.place, u.place);
+        report("race", a, ", thread " + std::to_string(u.thread) + " of the block " + verb(u.kind) + " it; no barrier orders them", u.place);
         return;
     }
 }
@@ -180,15 +183,15 @@ void check_earlier_blocks(const Summary& s, const Access& a) {
         const size_t k = static_cast<size_t>(kind);
         if (!(s.bytes[k] & a.bytes) || !conflict(kind, a.kind)) continue;
         if (!s.unordered[k] && block_order.knows(a.by, s.interval[k])) continue;
-        report("race", sentence(a) + ", another block " + verb(kind) + " it; nothing orders blocks", a.place, s.place[k]);
+        report("race", a, std::string(", another block ") + verb(kind) + " it; nothing orders the blocks", s.place[k]);
         return;
     }
 }
 
 void bring_up_to_date(Cell& c, bool shared) {
-    if (c.interval < (shared ? first_of_block : first_of_launch)) {
-        c = {};
-    } else if (c.interval < first_of_block) {
+    if (!shared && c.interval < first_of_launch) {
+        c.block = c.earlier_blocks = {};
+    } else if (!shared && c.interval < first_of_block) {
         for (int k = 0; k < 3; ++k) {
             if (!c.block.bytes[k]) continue;
             c.earlier_blocks.bytes[k] |= c.block.bytes[k];
@@ -203,7 +206,7 @@ void bring_up_to_date(Cell& c, bool shared) {
 }
 
 void add(uint32_t& list, const Access& a) {
-    const Use mine{list, static_cast<uint16_t>(a.by.number), a.bytes, a.kind, own_clock(a.by), a.place};
+    const Use mine{list, own_clock(a.by), a.place, static_cast<uint16_t>(a.by.number), a.bytes, a.kind};
     Use& latest = uses[list];
     if (list && latest.thread == mine.thread && latest.bytes == mine.bytes && latest.kind == mine.kind) {
         latest.clock = mine.clock;  // the later access of a thread stands for its earlier ones
@@ -214,13 +217,14 @@ void add(uint32_t& list, const Access& a) {
     }
 }
 
-void access_word(Cell& c, const Access& a) {
-    const bool shared = &a.region == &static_shared || &a.region == &dynamic_shared;
+void access_cell(Cell& c, const Access& a) {
+    const bool shared = a.shared();
     if (c.interval != interval) bring_up_to_date(c, shared);
-    if (!shared) check_earlier_blocks(c.earlier_blocks, a);
     check_list(c.writes, a);
     if (a.kind != Kind::read) check_list(c.reads, a);
     add(a.kind == Kind::read ? c.reads : c.writes, a);
+    if (shared) return;
+    check_earlier_blocks(c.earlier_blocks, a);
     const size_t k = static_cast<size_t>(a.kind);
     if (c.earlier_blocks.bytes[k] && !block_order.knows(a.by, c.earlier_blocks.interval[k])) c.block.unordered[k] = true;
     c.block.bytes[k] |= a.bytes;
@@ -230,16 +234,15 @@ void access_word(Cell& c, const Access& a) {
 
 // ---------------------------------------------------------------- what operations declared
 
-void check_declared(const Access& a, uintptr_t begin, uintptr_t end) {
+void check_declared(const Access& a, uintptr_t end) {
     const std::vector<BufferAccess>& declared = block.launch->declared;
     if (declared.empty()) return;
     const bool write = a.kind != Kind::read;
     for (const BufferAccess& d : declared) {
         const uintptr_t from = reinterpret_cast<uintptr_t>(d.begin);
-        if (begin >= from && end <= from + static_cast<uintptr_t>(d.bytes) && !(write && d.access == trifold::Access::read)) return;
+        if (a.begin >= from && end <= from + static_cast<uintptr_t>(d.bytes) && !(write && d.access == trifold::Access::read)) return;
     }
-    report(write ? "undeclared write" : "undeclared read",
-           sentence(a) + ", which the operation has not declared" + (write ? " as written" : ""), a.place, 0);
+    report(write ? "undeclared write" : "undeclared read", a, write ? ", which the operation has not declared as written" : ", which the operation has not declared");
 }
 
 // ---------------------------------------------------------------- every access
@@ -254,35 +257,34 @@ Region* region_of(uintptr_t p) {
     return last_device = &found->second;
 }
 
-void access(const Thread& by, uintptr_t begin, size_t bytes, Kind kind, Place place) {
-    Region* region = region_of(begin);
-    if (!region) return;
+void access(const Thread& by, Region& region, uintptr_t begin, size_t bytes, Kind kind, Place place) {
     const uintptr_t end = begin + bytes;
-    const Access whole{by, begin, 0, kind, place, *region};
-    if (end > region->end()) {
-        report("out of bounds", sentence(whole) + " and beyond its end", place, 0);
-        return;
-    }
-    if (region != &static_shared && region != &dynamic_shared) check_declared(whole, begin, end);
-    for (uintptr_t at = begin & ~(word - 1); at < end; at += word) {
-        const unsigned before = begin > at ? static_cast<unsigned>(begin - at) : 0, after = end < at + word ? static_cast<unsigned>(at + word - end) : 0;
-        const uint8_t mask = static_cast<uint8_t>((0xfu << before & 0xfu) & (0xfu >> after));
-        access_word(region->cell(at), {by, at, mask, kind, place, *region});
+    const Access whole{by, begin, 0, kind, place, region};
+    if (end > region.end()) return report("out of bounds", whole, " and beyond its end");
+    if (!whole.shared()) check_declared(whole, end);
+    constexpr unsigned all = 0xffff;
+    for (uintptr_t at = begin & ~(cell_bytes - 1); at < end; at += cell_bytes) {
+        const unsigned before = begin > at ? static_cast<unsigned>(begin - at) : 0;
+        const unsigned after = end < at + cell_bytes ? static_cast<unsigned>(at + cell_bytes - end) : 0;
+        access_cell(region.cell(at), {by, begin, static_cast<Bytes>(all << before & all >> after), kind, place, region});
     }
 }
 
 Place place_of(const void* instruction) {
-    return static_cast<Place>(reinterpret_cast<uintptr_t>(instruction) - program_base() - 1);  // -1: inside the call
+    return static_cast<Place>(static_cast<const char*>(instruction) - &__executable_start - 1);  // -1: inside the call
 }
 
 void instrumented(const void* p, size_t bytes, Kind kind, const void* caller) {
-    if (current) access(*current, reinterpret_cast<uintptr_t>(p), bytes, kind, place_of(caller));
+    const uintptr_t begin = reinterpret_cast<uintptr_t>(p);
+    if (!current) return;
+    if (Region* region = region_of(begin)) access(*current, *region, begin, bytes, kind, place_of(caller));
 }
 
 void instrumented_aligned(const void* p, size_t bytes, Kind kind, const void* caller) {
+    const uintptr_t begin = reinterpret_cast<uintptr_t>(p);
     instrumented(p, bytes, kind, caller);
-    if (current && reinterpret_cast<uintptr_t>(p) % bytes != 0 && region_of(reinterpret_cast<uintptr_t>(p)))
-        report("misaligned access", std::to_string(bytes) + " bytes, thread " + std::to_string(current->number), place_of(caller), 0);
+    if (begin % bytes == 0 || !current) return;
+    if (Region* region = region_of(begin)) report("misaligned access", {*current, begin, 0, kind, place_of(caller), *region}, " with " + std::to_string(bytes) + " bytes");
 }
 
 struct ExitCode {
@@ -364,11 +366,13 @@ void record(const Thread& by, const void* begin, size_t bytes, Kind kind, const 
     size_t i = 0;
     while (i < sites.size() && !(sites[i] == site)) ++i;
     if (i == sites.size()) sites.push_back(site);
-    access(by, reinterpret_cast<uintptr_t>(begin), bytes, kind, first_site + static_cast<Place>(i));
+    const uintptr_t first = reinterpret_cast<uintptr_t>(begin);
+    if (Region* region = region_of(first)) access(by, *region, first, bytes, kind, first_site + static_cast<Place>(i));
 }
 
 void record(const Thread& by, const void* begin, size_t bytes, Kind kind, const void* place) {
-    access(by, reinterpret_cast<uintptr_t>(begin), bytes, kind, place_of(place));
+    const uintptr_t first = reinterpret_cast<uintptr_t>(begin);
+    if (Region* region = region_of(first)) access(by, *region, first, bytes, kind, place_of(place));
 }
 
 }  // namespace races
