@@ -19,7 +19,7 @@ constexpr double steps = 1e-7;
 // Tensors of many sizes with gaps: several chunks share the largest, one chunk holds several small ones, most begin and end
 // between packs; one is empty.
 const std::vector<Segment> many = {{0, 5000, 0.1f},     {5003, 1, 0.0f, false},     {5010, 33, 0.1f}, {5043, 0, 0.1f},
-                                   {5043, 40001, 0.1f}, {45100, 4096, 0.0f, false}, {49200, 7, 0.0f}, {49210, 2, 0.1f}};
+                                   {5043, 40001, 0.1f}, {45100, 4096, 0.0f, false}, {49200, 7, 0.0f}, {49210, 2, 0.1f}, {49213, 1, 0.1f}};
 const std::vector<Segment> one_small = {{1, 5, 0.1f}}, one_aligned = {{0, 64, 0.0f}}, far = {{40000, 3000, 0.1f}};
 const std::vector<Segment>* const tables[] = {&many, &one_small, &one_aligned, &far};
 
