@@ -8,7 +8,8 @@
 //   cuda_language.h, intrinsics.h   the words of CUDA C++                  ptx.h, ptx.cpp     kernels/cuda/ptx.h, emulated
 //   block.h, block.cpp              threads, barriers, schedules           warp.cpp           collectives of a warp
 //   fiber.h, fiber.cpp              stacks and the switch between them     symbols.h, .cpp    names for messages
-//   race_detector.h, .cpp           happens-before (no_race_detector.cpp in the other builds)
+//   race_detector.h, .cpp, block_order.h   happens-before (no_race_detector.cpp in the other builds)
+//   instrumentation.cpp             each load and store of a kernel tells the race detector
 //
 // Environment: EMULATION_SCHEDULE=random|fifo|lifo|warp_priority, EMULATION_SEED=n.
 #pragma once

@@ -1,7 +1,6 @@
 // test/emulation/race_detector.cpp   Finds accesses to the same bytes that no barrier orders, whatever order they ran in.
 //
-// Kernels are compiled with clang's -fsanitize=thread and linked without its library: the call before each load and store
-// comes here. Looked at are shared memory and device allocations.
+// Looked at are shared memory and device allocations; instrumentation.cpp reports the accesses.
 //
 // Order      Of two accesses by different threads the earlier one happens before the later one iff a block barrier lies
 //            between them, or both are of one warp and a chain of __syncwarp leads from one to the other. Shuffles, votes,
@@ -20,7 +19,6 @@
 
 #include <algorithm>
 #include <cstdio>
-#include <cstring>
 #include <map>
 #include <set>
 #include <tuple>
@@ -274,19 +272,6 @@ Place place_of(const void* instruction) {
     return static_cast<Place>(static_cast<const char*>(instruction) - &__executable_start - 1);  // -1: inside the call
 }
 
-void instrumented(const void* p, size_t bytes, Kind kind, const void* caller) {
-    const uintptr_t begin = reinterpret_cast<uintptr_t>(p);
-    if (!current) return;
-    if (Region* region = region_of(begin)) access(*current, *region, begin, bytes, kind, place_of(caller));
-}
-
-void instrumented_aligned(const void* p, size_t bytes, Kind kind, const void* caller) {
-    const uintptr_t begin = reinterpret_cast<uintptr_t>(p);
-    instrumented(p, bytes, kind, caller);
-    if (begin % bytes == 0 || !current) return;
-    if (Region* region = region_of(begin)) report("misaligned access", {*current, begin, 0, kind, place_of(caller), *region}, " with " + std::to_string(bytes) + " bytes");
-}
-
 struct ExitCode {
     ~ExitCode() {
         if (reports == 0) return;
@@ -375,47 +360,11 @@ void record(const Thread& by, const void* begin, size_t bytes, Kind kind, const 
     if (Region* region = region_of(first)) access(by, *region, first, bytes, kind, place_of(place));
 }
 
+void misaligned(const Thread& by, const void* begin, size_t bytes, Kind kind, const void* place) {
+    const uintptr_t first = reinterpret_cast<uintptr_t>(begin);
+    if (Region* region = region_of(first))
+        report("misaligned access", {by, first, 0, kind, place_of(place), *region}, " with " + std::to_string(bytes) + " bytes");
+}
+
 }  // namespace races
 }  // namespace trifold::emulation
-
-// ---------------------------------------------------------------- what the compiler calls
-
-using trifold::emulation::instrumented;
-using trifold::emulation::instrumented_aligned;
-using trifold::emulation::races::Kind;
-
-extern "C" {
-#define BYTES(n)                                                                                                              \
-    void __tsan_read##n(void* p) { instrumented_aligned(p, n, Kind::read, __builtin_return_address(0)); }                     \
-    void __tsan_write##n(void* p) { instrumented_aligned(p, n, Kind::write, __builtin_return_address(0)); }                   \
-    void __tsan_unaligned_read##n(void* p) { instrumented(p, n, Kind::read, __builtin_return_address(0)); }                   \
-    void __tsan_unaligned_write##n(void* p) { instrumented(p, n, Kind::write, __builtin_return_address(0)); }
-BYTES(1) BYTES(2) BYTES(4) BYTES(8) BYTES(16)
-#undef BYTES
-void __tsan_read_range(void* p, size_t n) { instrumented(p, n, Kind::read, __builtin_return_address(0)); }
-void __tsan_write_range(void* p, size_t n) { instrumented(p, n, Kind::write, __builtin_return_address(0)); }
-void __tsan_init() {}
-void __tsan_func_entry(void*) {}
-void __tsan_func_exit() {}
-void __tsan_vptr_update(void**, void*) {}
-void __tsan_vptr_read(void**) {}
-
-// The linker sends calls of memcpy here (--wrap): compilers make them of struct copies.
-void* __real_memcpy(void* to, const void* from, size_t n);
-void* __real_memmove(void* to, const void* from, size_t n);
-void* __real_memset(void* to, int value, size_t n);
-void* __wrap_memcpy(void* to, const void* from, size_t n) {
-    instrumented(from, n, Kind::read, __builtin_return_address(0));
-    instrumented(to, n, Kind::write, __builtin_return_address(0));
-    return __real_memcpy(to, from, n);
-}
-void* __wrap_memmove(void* to, const void* from, size_t n) {
-    instrumented(from, n, Kind::read, __builtin_return_address(0));
-    instrumented(to, n, Kind::write, __builtin_return_address(0));
-    return __real_memmove(to, from, n);
-}
-void* __wrap_memset(void* to, int value, size_t n) {
-    instrumented(to, n, Kind::write, __builtin_return_address(0));
-    return __real_memset(to, value, n);
-}
-}

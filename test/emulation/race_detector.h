@@ -17,8 +17,9 @@ void acquire(const Thread& by, const void* at);
 
 // Atomics do not race with each other.
 enum class Kind : uint8_t { read, write, atomic };
-// Accesses that the compiler's instrumentation does not see: at a site, or by the instruction at `place`.
+// An access by the instruction at `place`, or at a site where the instruction would say nothing.
 void record(const Thread& by, const void* begin, size_t bytes, Kind kind, const Site& site);
 void record(const Thread& by, const void* begin, size_t bytes, Kind kind, const void* place);
+void misaligned(const Thread& by, const void* begin, size_t bytes, Kind kind, const void* place);
 
 }  // namespace trifold::emulation::races

@@ -1,4 +1,4 @@
-// test/emulation/test_emulator_races.cpp   What the race detector must report, and what it must not. Empty in the other builds.
+// test/emulation/test_emulator_races.cpp   What the race detector must report, and what it must not; nearly empty in the other builds.
 #if __has_include(<catch2/catch_all.hpp>)
 #include <catch2/catch_all.hpp>
 #else
@@ -104,6 +104,29 @@ __global__ void chain_of_warp_barriers(int* out) {
 }
 __global__ void everybody_reads(int* out, const int* in) { out[blockIdx.x * blockDim.x + threadIdx.x] = in[0]; }
 
+// ---------------------------------------------------------------- blocks that take turns
+
+enum class Turns { right, no_acquire, no_barrier_before_release, no_barrier_after_acquire };
+
+// Every block adds to the same words, in the order of its tickets.
+template <Turns kind>
+__global__ void take_turns(int* ticket, int* turns, int* sums) {
+    __shared__ int turn;
+    if (threadIdx.x == 0) {
+        turn = atomicAdd(ticket, 1);
+        while (kind != Turns::no_acquire && ptx::load_acquire(turns) < turn) {
+        }
+    }
+    if constexpr (kind != Turns::no_barrier_after_acquire) __syncthreads();
+    sums[threadIdx.x] += 1;
+    if constexpr (kind != Turns::no_barrier_before_release) __syncthreads();
+    if (threadIdx.x == 0) ptx::store_release(turns, turn + 1);
+}
+__global__ void wait_for_ever(int* turns) {
+    while (ptx::load_acquire(turns) < 1) {
+    }
+}
+
 // ---------------------------------------------------------------- what operations declare
 
 __global__ void copy_one(float* out, const float* in) { out[0] = in[0]; }
@@ -151,6 +174,23 @@ TEST_CASE("ordered accesses are not reported") {
         cudaDeviceSynchronize();
         return 0;
     }));
+}
+
+TEST_CASE("blocks are ordered by a release that an acquire reads, with barriers round them") {
+    const DeviceArray<int> words(100, [](int64_t) { return 0; });
+    const auto outcome = [&](void (*kernel)(int*, int*, int*)) { return outcome_of(5, 64, kernel, words.data(), words.data() + 1, words.data() + 32); };
+    const auto reported = [&](const Outcome& o) {
+        INFO(o.errors);
+        CHECK(o.exit_code == (emulation::detects_races() ? emulation::race_exit_code : 0));
+        if (emulation::detects_races()) CHECK(o.says("race in take_turns<"));
+    };
+    const Outcome right = outcome(take_turns<Turns::right>);
+    INFO(right.errors);
+    CHECK(right.exit_code == 0);
+    reported(outcome(take_turns<Turns::no_acquire>));
+    reported(outcome(take_turns<Turns::no_barrier_before_release>));
+    reported(outcome(take_turns<Turns::no_barrier_after_acquire>));
+    CHECK(outcome_of(1, 1, wait_for_ever, words.data() + 1).says("ld.acquire at"));
 }
 
 TEST_CASE("kernels touch only what their operation declared") {
