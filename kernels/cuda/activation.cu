@@ -3,7 +3,8 @@
 // gelu_tanh  y = x/2 (1 + tanh u) = x * sigmoid(2u),  u = sqrt(2/pi) (x + 0.044715 x^3): the second form has no
 //            cancellation for negative x (Hendrycks & Gimpel, arXiv 1606.08415)
 // gelu_erf   y = x * Phi(x),  dy/dx = Phi(x) + x * phi(x): one exponential serves both
-// swiglu     y = silu(gate) * up,  silu(g) = g * sigmoid(g);  x holds gate, then up, in each row (Shazeer, arXiv 2002.05202)
+// swiglu     y = silu(gate) * up,  silu(g) = g * sigmoid(g);  x holds gate, then up, in each row (Shazeer, arXiv
+//            2002.05202)
 // Traffic    x in, y out; backward x and dy in, dx out. Memory bound.
 // Numerics   fp32, rounded once; the functions are those of kernels/cpu/activation.cpp, within a few ulp.
 // Saves      nothing but x.
@@ -30,7 +31,9 @@ struct GeluTanh {
     static constexpr float two_root = 1.59576912f;  // 2 sqrt(2/pi)
     // Beyond |x| = 9.6 sigmoid(2u) is within 1e-34 of 0 or 1.
     __device__ __forceinline__ static float bounded(float x) { return clamped(x, 9.6f); }
-    __device__ __forceinline__ static Sigmoid gate(float b) { return Sigmoid((b * b * 0.044715f + 1.0f) * b * two_root); }
+    __device__ __forceinline__ static Sigmoid gate(float b) {
+        return Sigmoid((b * b * 0.044715f + 1.0f) * b * two_root);
+    }
     __device__ __forceinline__ static float value(float x) { return x * gate(bounded(x)).value; }
     __device__ __forceinline__ static float slope(float x) {
         const float b = bounded(x), du = (b * b * (3 * 0.044715f) + 1.0f) * two_root;
@@ -169,16 +172,20 @@ void activation_forward(cudaStream_t stream, const ActivationForward& a) {
         with_width<pack_elems<T>>(packs_fit<pack_elems<T>>(matrix.columns, a.x_NF, a.y_NF), [&](auto V) {
             const Grid grid = strip_grid<V>(matrix);
             switch (a.kind) {
-                case ActivationKind::gelu_tanh: return launch(stream, grid, gelu_forward<GeluTanh, T, V>, a);
-                case ActivationKind::gelu_erf: return launch(stream, grid, gelu_forward<GeluErf, T, V>, a);
-                case ActivationKind::swiglu: return launch(stream, grid, swiglu_forward<T, V>, a);
+                case ActivationKind::gelu_tanh:
+                    return launch(stream, grid, gelu_forward<GeluTanh, T, V>, a);
+                case ActivationKind::gelu_erf:
+                    return launch(stream, grid, gelu_forward<GeluErf, T, V>, a);
+                case ActivationKind::swiglu:
+                    return launch(stream, grid, swiglu_forward<T, V>, a);
             }
         });
     });
 }
 
 void activation_backward(cudaStream_t stream, const ActivationBackward& a) {
-    TRIFOLD_ASSERT(a.N > 0 && a.x_NF.elems >= a.N * columns(a.kind, a.F) && a.dx_NF.elems >= a.N * columns(a.kind, a.F));
+    TRIFOLD_ASSERT(a.N > 0 && a.x_NF.elems >= a.N * columns(a.kind, a.F) &&
+                   a.dx_NF.elems >= a.N * columns(a.kind, a.F));
     TRIFOLD_ASSERT(a.dy_NF.elems >= a.N * a.F);
     const bool rows = a.kind == ActivationKind::swiglu;
     const Matrix matrix = rows ? Matrix{a.N, a.F} : Matrix{1, a.N * a.F};
@@ -187,9 +194,12 @@ void activation_backward(cudaStream_t stream, const ActivationBackward& a) {
         with_width<pack_elems<T>>(packs_fit<pack_elems<T>>(matrix.columns, a.x_NF, a.dy_NF, a.dx_NF), [&](auto V) {
             const Grid grid = strip_grid<V>(matrix);
             switch (a.kind) {
-                case ActivationKind::gelu_tanh: return launch(stream, grid, gelu_backward<GeluTanh, T, V>, a);
-                case ActivationKind::gelu_erf: return launch(stream, grid, gelu_backward<GeluErf, T, V>, a);
-                case ActivationKind::swiglu: return launch(stream, grid, swiglu_backward<T, V>, a);
+                case ActivationKind::gelu_tanh:
+                    return launch(stream, grid, gelu_backward<GeluTanh, T, V>, a);
+                case ActivationKind::gelu_erf:
+                    return launch(stream, grid, gelu_backward<GeluErf, T, V>, a);
+                case ActivationKind::swiglu:
+                    return launch(stream, grid, swiglu_backward<T, V>, a);
             }
         });
     });

@@ -1,13 +1,14 @@
 // kernels/cuda/cross_entropy.cu   Softmax and cross-entropy without stored probabilities.
 //
-// loss = log(sum) - (x_target - r),  dx_v = scale * (e^(x_v - r) / sum - [v == target]),  sum = sum_v e^(x_v - r),  r = max x
+// loss = log(sum) - (x_target - r),  dx_v = scale * (e^(x_v - r) / sum - [v == target]),  sum = sum_v e^(x_v - r),
+// r = max x
 // Shapes     N rows of P columns, V of them real; one block works on a row.
-// Traffic    logits in, dlogits out (evaluation: logits in). The gradient's sweep runs from the end of the row back, so that it
-//            finds in the caches what was read last: of a row of bf16 all that two blocks per multiprocessor leave in L1
-//            (256 KiB), the rest in L2.
-// Numerics   fp32. Each thread keeps its maximum so far and the sum relative to it; both are then combined over the block.
-//            With bf16 gradients e^x is the fast one: relative error (2 + 1.2 |x|) ulp of fp32, times e^x at most 3 ulp of
-//            the largest term. A NaN makes the row NaN.
+// Traffic    logits in, dlogits out (evaluation: logits in). The gradient's sweep runs from the end of the row back, so
+//            that it finds in the caches what was read last: of a row of bf16 all that two blocks per multiprocessor
+//            leave in L1 (256 KiB), the rest in L2.
+// Numerics   fp32. Each thread keeps its maximum so far and the sum relative to it; both are then combined over the
+//            block. With bf16 gradients e^x is the fast one: relative error (2 + 1.2 |x|) ulp of fp32, times e^x at
+//            most 3 ulp of the largest term. A NaN makes the row NaN.
 // Padding    columns [V, P) count as -infinity; their gradient is zero.
 #include <cfloat>
 
@@ -113,7 +114,8 @@ template <class L, class G>
 void launch_rows(cudaStream_t stream, const CrossEntropy& a) {
     constexpr int W = std::min(pack_elems<L>, pack_elems<G>);
     with_width<W>(packs_fit<W>(a.P, a.logits_NP, a.dlogits_NP), [&](auto width) {
-        const int64_t packs = (a.P + width - 1) / width, threads = std::min<int64_t>(most_threads, (packs + 31) / 32 * 32);
+        const int64_t packs = (a.P + width - 1) / width,
+                      threads = std::min<int64_t>(most_threads, (packs + 31) / 32 * 32);
         launch(stream, {.blocks = dim3(static_cast<unsigned>(a.N)), .threads = dim3(static_cast<unsigned>(threads))},
                rows<L, G, width>, a);
     });
@@ -122,7 +124,8 @@ void launch_rows(cudaStream_t stream, const CrossEntropy& a) {
 }  // namespace
 
 void cross_entropy(cudaStream_t stream, const CrossEntropy& a) {
-    TRIFOLD_ASSERT(a.V > 0 && a.V <= a.P && a.logits_NP.elems >= a.N * a.P && a.loss_N.elems >= a.N && a.target_N.elems >= a.N);
+    TRIFOLD_ASSERT(a.V > 0 && a.V <= a.P && a.logits_NP.elems >= a.N * a.P && a.loss_N.elems >= a.N &&
+                   a.target_N.elems >= a.N);
     TRIFOLD_ASSERT(a.N > 0 && (!a.dlogits_NP || a.dlogits_NP.elems >= a.N * a.P));
     const DType logits = a.logits_NP.dtype, gradient = a.dlogits_NP ? a.dlogits_NP.dtype : logits;
     if (logits == DType::bf16) {

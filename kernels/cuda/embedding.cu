@@ -1,11 +1,12 @@
 // kernels/cuda/embedding.cu   Rows of the token and position tables: gathered in forward, added to in backward.
 //
 // forward    x[n] = wte[token[n]] (+ wpe[position[n]])
-// backward   dwte[token[n]] += dx[n],  dwpe[position[n]] += dx[n]: the tokens are sorted by destination row (stable), so those
-//            of one row form a run, which one warp adds in token order. A run longer than `long_run` that is the last of its
-//            block is cut into 16 parts, one per warp, whose sums are added in their order. No atomics on floats.
-// Traffic    forward: N rows in and out. backward: N rows of dx and the rows they go to; with `overwrite` the whole table is set
-//            to zero before. The sort moves 16 bytes per token and digit.
+// backward   dwte[token[n]] += dx[n],  dwpe[position[n]] += dx[n]: the tokens are sorted by destination row (stable),
+//            so those of one row form a run, which one warp adds in token order. A run longer than `long_run` that is
+//            the last of its block is cut into 16 parts, one per warp, whose sums are added in their order. No atomics
+//            on floats.
+// Traffic    forward: N rows in and out. backward: N rows of dx and the rows they go to; with `overwrite` the whole
+//            table is set to zero before. The sort moves 16 bytes per token and digit.
 // Numerics   fp32 sums, in the order of kernels/cpu/embedding.cpp but for long runs.
 #include <algorithm>
 
@@ -27,7 +28,8 @@ __global__ void __launch_bounds__(32 * strip_warps) gather(const EmbeddingForwar
     load_strip(packs, token, strip);
     if (a.wpe_TC.data) {
         Pack<T, V> position[strip_packs];
-        load_strip(position, elements<const T>(a.wpe_TC) + elements<const int32_t>(a.position_N)[strip.row] * a.C, strip);
+        load_strip(position, elements<const T>(a.wpe_TC) + elements<const int32_t>(a.position_N)[strip.row] * a.C,
+                   strip);
 #pragma unroll
         for (int i = 0; i < strip_packs; ++i) packs[i] = to_pack<T>(to_floats(packs[i]) + to_floats(position[i]));
     }
@@ -107,7 +109,8 @@ __device__ __forceinline__ unsigned same_digit(int digit, bool exists) {
     return same;
 }
 
-// A warp's items are neighbours; an item's place is that of its digit in the tile, plus those of warps before, plus its rank.
+// A warp's items are neighbours; an item's place is that of its digit in the tile, plus those of warps before, plus its
+// rank.
 __global__ void __launch_bounds__(tile_threads) place_items(const SortRound a) {
     __shared__ int32_t place[tile_warps][digits];  // first how many items of a warp have the digit
     const int lane = static_cast<int>(threadIdx.x % 32), warp = static_cast<int>(threadIdx.x / 32);
@@ -168,12 +171,22 @@ __device__ __forceinline__ int32_t end_of_run(const Runs& a, int32_t row, int32_
     return outside;
 }
 
-// `total` plus rows dx[token[i]], begin <= i < end, in this order.
+// `total` plus rows dx[token[i]], begin <= i < end, in this order. Several rows are on the way at once, in short runs
+// too.
 template <class T, int V>
-__device__ __forceinline__ Floats<V> add_run(const Runs& a, int32_t begin, int32_t end, int64_t column, Floats<V> total) {
+__device__ __forceinline__ Floats<V> add_run(const Runs& a, int32_t begin, int32_t end, int64_t column,
+                                             Floats<V> total) {
+    constexpr int batch = pack_elems<T>;
     const T* const dx = static_cast<const T*>(a.dx) + column;
-#pragma unroll 8
-    for (int32_t i = begin; i < end; ++i) total = total + load_streaming<V>(dx + a.token[i] * a.C);
+    for (int32_t i = begin; i < end; i += batch) {
+        Pack<T, V> rows[batch];
+#pragma unroll
+        for (int j = 0; j < batch; ++j)
+            if (i + j < end) rows[j] = load_pack_streaming<V>(dx + a.token[i + j] * a.C);
+#pragma unroll
+        for (int j = 0; j < batch; ++j)
+            if (i + j < end) total = total + to_floats(rows[j]);
+    }
     return total;
 }
 
@@ -184,7 +197,8 @@ __global__ void __launch_bounds__(run_threads) add_runs(const Runs a) {
     __shared__ int32_t of_warp[block_places / 32];
     __shared__ float parts[run_warps][32 * V];
     const int lane = static_cast<int>(threadIdx.x % 32), warp = static_cast<int>(threadIdx.x / 32);
-    const int32_t first_place = static_cast<int32_t>(blockIdx.x) * block_places, here = first_place + static_cast<int32_t>(threadIdx.x);
+    const int32_t first_place = static_cast<int32_t>(blockIdx.x) * block_places,
+                  here = first_place + static_cast<int32_t>(threadIdx.x);
 
     bool starts_here = false;
     unsigned starting = 0;
@@ -278,11 +292,13 @@ void scatter(cudaStream_t stream, const int32_t* row_of, const EmbeddingBackward
 }  // namespace
 
 void embedding_forward(cudaStream_t stream, const EmbeddingForward& a) {
-    TRIFOLD_ASSERT(a.N > 0 && a.token_N.elems >= a.N && a.x_NC.elems >= a.N * a.C && (!a.wpe_TC || a.position_N.elems >= a.N));
+    TRIFOLD_ASSERT(a.N > 0 && a.token_N.elems >= a.N && a.x_NC.elems >= a.N * a.C &&
+                   (!a.wpe_TC || a.position_N.elems >= a.N));
     with_element(a.x_NC.dtype, [&](auto element) {
         using T = decltype(element);
-        with_width<pack_elems<T>>(packs_fit<pack_elems<T>>(a.C, a.wte_VC, a.wpe_TC, a.x_NC),
-                                  [&](auto V) { launch(stream, strip_grid<V>({a.N, a.C}), gather<T, V>, a); });
+        with_width<pack_elems<T>>(packs_fit<pack_elems<T>>(a.C, a.wte_VC, a.wpe_TC, a.x_NC), [&](auto V) {
+            launch(stream, strip_grid<V>({a.N, a.C}), gather<T, V>, a);
+        });
     });
 }
 

@@ -2,11 +2,11 @@
 //
 // forward    y = x * rstd * w,  rstd = 1 / sqrt(mean over the head of x^2 + eps)
 // backward   g = dy * w,  h = x * rstd:  dx = rstd * (g - h * mean(g * h)),  dw = sum over rows and heads of dy * h
-// Shapes     N rows with `heads` heads of D <= 256. A head belongs to `team` neighbouring lanes (a power of two, 8 elements
-//            a lane), so a warp works on 32 / team heads.
+// Shapes     N rows with `heads` heads of D <= 256. A head belongs to `team` neighbouring lanes (a power of two, 8
+//            elements a lane), so a warp works on 32 / team heads.
 // Traffic    forward reads x, writes y and the saved x; backward reads dy and the saved x, writes dx. Memory bound.
-// Numerics   fp32; sums within a team in a butterfly; dw: every team adds its heads in order, then the teams of a block, then
-//            blocks.
+// Numerics   fp32; sums within a team in a butterfly; dw: every team adds its heads in order, then the teams of a
+//            block, then blocks.
 #include "kernels/cuda/partials.cuh"
 #include "kernels/cuda/reduce.cuh"
 
@@ -24,7 +24,8 @@ unsigned team_for(int64_t D) {
 
 // Every lane of the warp must call.
 __device__ __forceinline__ float team_sum(float v, unsigned team) {
-    for (unsigned distance = team / 2; distance > 0; distance /= 2) v += __shfl_xor_sync(0xffffffffu, v, static_cast<int>(distance));
+    for (unsigned distance = team / 2; distance > 0; distance /= 2)
+        v += __shfl_xor_sync(0xffffffffu, v, static_cast<int>(distance));
     return v;
 }
 
@@ -38,7 +39,10 @@ struct Head {
 
     template <class Op>
     __device__ __forceinline__ Head(const Op& a, int64_t index, unsigned team)
-        : index(index), D(static_cast<int>(a.D)), lane(static_cast<int>(threadIdx.x % team)), team(static_cast<int>(team)),
+        : index(index),
+          D(static_cast<int>(a.D)),
+          lane(static_cast<int>(threadIdx.x % team)),
+          team(static_cast<int>(team)),
           exists(index < a.N * a.heads) {
         row = static_cast<unsigned>(index) / static_cast<unsigned>(a.heads);  // heads are counted in 32 bits
     }
@@ -148,22 +152,24 @@ void head_norm_forward(cudaStream_t stream, const HeadNormForward& a) {
         const unsigned team = team_for(a.D);
         const int64_t teams = block_threads / team, blocks = (a.N * a.heads + teams - 1) / teams;
         with_width<V>(a.stride % V == 0 && packs_fit<V>(a.D, a.x_NS, a.saved_NHD, a.weight_D), [&](auto width) {
-            launch(stream, {.blocks = dim3(static_cast<unsigned>(blocks)), .threads = dim3(block_threads)}, forward<T, width>, a, team);
+            launch(stream, {.blocks = dim3(static_cast<unsigned>(blocks)), .threads = dim3(block_threads)},
+                   forward<T, width>, a, team);
         });
     });
 }
 
 void head_norm_backward(cudaStream_t stream, const HeadNormBackward& a) {
     TRIFOLD_ASSERT(a.N > 0 && a.dx_NS.elems >= (a.N - 1) * a.stride + a.heads * a.D && a.D <= most_elems);
-    TRIFOLD_ASSERT(a.saved_NHD.elems >= a.N * a.heads * a.D && a.rstd_NH.elems >= a.N * a.heads && a.dweight_D.elems >= a.D);
+    TRIFOLD_ASSERT(a.saved_NHD.elems >= a.N * a.heads * a.D && a.rstd_NH.elems >= a.N * a.heads &&
+                   a.dweight_D.elems >= a.D);
     TRIFOLD_ASSERT(a.workspace.bytes() >= norm_backward_workspace(a.N, a.D));
     const int64_t rows = partial_rows(a.N, a.D);
     with_element(a.dx_NS.dtype, [&](auto element) {
         using T = decltype(element);
         constexpr int V = pack_elems<T>;
         with_width<V>(a.stride % V == 0 && packs_fit<V>(a.D, a.dx_NS, a.saved_NHD, a.weight_D), [&](auto width) {
-            launch(stream, {.blocks = dim3(static_cast<unsigned>(rows)), .threads = dim3(block_threads)}, backward<T, width>, a,
-                   team_for(a.D));
+            launch(stream, {.blocks = dim3(static_cast<unsigned>(rows)), .threads = dim3(block_threads)},
+                   backward<T, width>, a, team_for(a.D));
         });
     });
     add_partials(stream, {.partials = elements<const float>(a.workspace),

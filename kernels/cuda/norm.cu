@@ -4,12 +4,13 @@
 // backward   g = dy * w,  h = (s - mean) * rstd:  dx = dresidual + rstd * (g - mean(g) - h * mean(g * h)),
 //            dw = sum over rows of dy * h,  db = sum over rows of dy
 // RMSNorm    the same without mean and mean(g)
-// Shapes     N rows of C; one block works on a row, and a thread holds 16 elements of it in registers. Rows that are wider
-//            than that, or are no whole packs of 16 bytes, take the `swept` kernels, which read a row again instead.
-// Traffic    forward x (and delta) in, y (and s) out; backward dy, s (and dresidual) in, dx out: each once. Memory bound.
-//            The partial sums of dw and db stay in the second-level cache.
-// Numerics   fp32; s is rounded to the activation type before its statistics; the variance is taken around the mean. All
-//            orders depend on N and C alone.
+// Shapes     N rows of C; one block works on a row, and a thread holds 16 elements of it in registers. Rows that are
+//            wider than that, or are no whole packs of 16 bytes, take the `swept` kernels, which read a row again
+//            instead.
+// Traffic    forward x (and delta) in, y (and s) out; backward dy, s (and dresidual) in, dx out: each once. Memory
+//            bound. The partial sums of dw and db stay in the second-level cache.
+// Numerics   fp32; s is rounded to the activation type before its statistics; the variance is taken around the mean.
+//            All orders depend on N and C alone.
 // Saves      mean_N and rstd_N.
 #include "kernels/cuda/partials.cuh"
 #include "kernels/cuda/reduce.cuh"
@@ -51,7 +52,8 @@ __device__ __forceinline__ Statistics statistics(const NormForward& a, const Eac
 }
 
 template <class T, int V>
-__device__ __forceinline__ void store_scaled(const NormForward& a, int64_t row, int c, const Floats<V>& s, Statistics of) {
+__device__ __forceinline__ void store_scaled(const NormForward& a, int64_t row, int c, const Floats<V>& s,
+                                             Statistics of) {
     const Floats<V> weight = load<V>(elements<const T>(a.weight_C) + c);
     Floats<V> y;
 #pragma unroll
@@ -98,12 +100,14 @@ __global__ void __launch_bounds__(forward_threads) forward_kept(const NormForwar
 // A thread reads again only what it wrote itself.
 template <class T, int V>
 __global__ void __launch_bounds__(forward_threads) forward_swept(const NormForward a) {
-    const int C = static_cast<int>(a.C), first = static_cast<int>(threadIdx.x) * V, stride = static_cast<int>(blockDim.x) * V;
+    const int C = static_cast<int>(a.C), first = static_cast<int>(threadIdx.x) * V,
+              stride = static_cast<int>(blockDim.x) * V;
     const int64_t row = int64_t{blockIdx.x} * C;
     const T* s = elements<const T>(a.x_NC) + row;
     if (a.delta_NC.data) {
         T* const sum = elements<T>(a.sum_NC) + row;
-        for (int c = first; c < C; c += stride) store(sum + c, load<V>(s + c) + load<V>(elements<const T>(a.delta_NC) + row + c));
+        for (int c = first; c < C; c += stride)
+            store(sum + c, load<V>(s + c) + load<V>(elements<const T>(a.delta_NC) + row + c));
         s = sum;
     }
     const Statistics of = statistics(a, [&](const auto& f) {
@@ -124,7 +128,8 @@ struct RowGradient {
     float mean_g = 0.0f, mean_gh = 0.0f;
 
     __device__ __forceinline__ RowGradient(const NormBackward& a, int64_t n)
-        : mean(a.kind == NormKind::layernorm ? elements<const float>(a.mean_N)[n] : 0.0f), rstd(elements<const float>(a.rstd_N)[n]) {}
+        : mean(a.kind == NormKind::layernorm ? elements<const float>(a.mean_N)[n] : 0.0f),
+          rstd(elements<const float>(a.rstd_N)[n]) {}
     RowGradient() = default;
     __device__ __forceinline__ float normed(float x) const { return (x - mean) * rstd; }
     __device__ __forceinline__ float dx(float dy, float x, float weight) const {
@@ -185,7 +190,8 @@ __global__ void __launch_bounds__(backward_threads) backward_kept(const NormBack
         if (a.dresidual_NC.data) {
 #pragma unroll
             for (int i = 0; i < packs; ++i)
-                if (column(i) < C) residual[i] = load_pack_streaming<V>(elements<const T>(a.dresidual_NC) + n * C + column(i));
+                if (column(i) < C)
+                    residual[i] = load_pack_streaming<V>(elements<const T>(a.dresidual_NC) + n * C + column(i));
         }
         RowGradient& gradient = row.gradient;
         float g = 0.0f, gh = 0.0f;
@@ -230,7 +236,8 @@ __global__ void __launch_bounds__(backward_threads) backward_kept(const NormBack
 template <class T, int V>
 __global__ void __launch_bounds__(backward_threads) backward_swept(const NormBackward a) {
     DYNAMIC_SHARED(float, sums);
-    const int C = static_cast<int>(a.C), first = static_cast<int>(threadIdx.x) * V, stride = static_cast<int>(blockDim.x) * V;
+    const int C = static_cast<int>(a.C), first = static_cast<int>(threadIdx.x) * V,
+              stride = static_cast<int>(blockDim.x) * V;
     float *const dw = sums, *const db = sums + C;
     const T *const weight = elements<const T>(a.weight_C), *const residual = elements<const T>(a.dresidual_NC);
     for (int c = first; c < C; c += stride) {
@@ -285,7 +292,8 @@ void norm_forward(cudaStream_t stream, const NormForward& a) {
         const bool fit = packs_fit<V>(a.C, a.x_NC, a.delta_NC, a.sum_NC, a.weight_C, a.bias_C, a.y_NC);
         const dim3 blocks(static_cast<unsigned>(a.N));
         if (fit && a.C <= kept_elems * forward_threads) {
-            launch(stream, {.blocks = blocks, .threads = dim3(threads_for(a.C, kept_elems, forward_threads))}, forward_kept<T, V>, a);
+            launch(stream, {.blocks = blocks, .threads = dim3(threads_for(a.C, kept_elems, forward_threads))},
+                   forward_kept<T, V>, a);
         } else {
             with_width<V>(fit, [&](auto width) {
                 launch(stream, {.blocks = blocks, .threads = dim3(threads_for(a.C, width, forward_threads))},
@@ -306,7 +314,8 @@ void norm_backward(cudaStream_t stream, const NormBackward& a) {
         constexpr int V = pack_elems<T>;
         const bool fit = packs_fit<V>(a.C, a.dy_NC, a.x_NC, a.weight_C, a.dresidual_NC, a.dx_NC, a.workspace);
         if (fit && a.C <= kept_elems * backward_threads) {
-            launch(stream, {.blocks = blocks, .threads = dim3(threads_for(a.C, kept_elems, backward_threads))}, backward_kept<T, V>, a);
+            launch(stream, {.blocks = blocks, .threads = dim3(threads_for(a.C, kept_elems, backward_threads))},
+                   backward_kept<T, V>, a);
         } else {
             with_width<V>(fit, [&](auto width) {
                 launch(stream,

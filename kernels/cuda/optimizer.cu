@@ -1,12 +1,15 @@
-// kernels/cuda/optimizer.cu   Gradient norm, clipping, AdamW and LAMB over the flat parameter buffer: each one launch for all
-// tensors.
+// kernels/cuda/optimizer.cu   Gradient norm, clipping, AdamW and LAMB over the flat parameter buffer: each one launch
+// for all tensors.
 //
 // Formulas   in kernels/ops.h. Bias corrections are computed in double on the host and multiplied in.
-// Shapes     the flat buffer is cut into chunks of 16,384 elements, one block each. A block finds the first segment that reaches
-//            into its chunk by binary search and walks over the segments there; padding between them is not touched.
-// Traffic    AdamW, one pass: reads w, m, v, g, writes w, m, v (and bf16 w): 28 (30) bytes per parameter. LAMB's direction reads
-//            w, m, v, g, writes m, v, u: 28; its update reads w, u, writes w: 12 (14). The norm reads 4. All memory bound.
-// Order      norms are summed in double: per thread, block and chunk, then chunk after chunk. The cuts depend on the buffer alone.
+// Shapes     the flat buffer is cut into chunks of 16,384 elements, one block each. A block finds the first segment
+//            that reaches into its chunk by binary search and walks over the segments there; padding between them is
+//            not touched.
+// Traffic    AdamW, one pass: reads w, m, v, g, writes w, m, v (and bf16 w): 28 (30) bytes per parameter. LAMB's
+//            direction reads w, m, v, g, writes m, v, u: 28; its update reads w, u, writes w: 12 (14). The norm reads
+//            4. All memory bound.
+// Order      norms are summed in double: per thread, block and chunk, then chunk after chunk. The cuts depend on the
+//            buffer alone.
 #include <cmath>
 
 #include "kernels/cuda/reduce.cuh"
@@ -47,7 +50,8 @@ __device__ __forceinline__ void for_pieces(const Segment* segments, int64_t coun
     }
 }
 
-// each(Width<n>, i) for elements [i, i + n) of this thread: aligned groups of V, and single ones at the ends of a piece.
+// each(Width<n>, i) for elements [i, i + n) of this thread: aligned groups of V, and single ones at the ends of a
+// piece.
 template <int V, class Each>
 __device__ __forceinline__ void for_elems(const Piece& p, const Each& each) {
     const int64_t thread = threadIdx.x;
@@ -107,7 +111,11 @@ struct Adam {
 
     template <class Op>
     explicit Adam(const Op& a)
-        : beta1(a.beta1), beta2(a.beta2), correction1(correction(a.beta1, a.step)), correction2(correction(a.beta2, a.step)), eps(a.eps) {}
+        : beta1(a.beta1),
+          beta2(a.beta2),
+          correction1(correction(a.beta1, a.step)),
+          correction2(correction(a.beta2, a.step)),
+          eps(a.eps) {}
     static float correction(double beta, int64_t step) {
         return static_cast<float>(1.0 / (1.0 - std::pow(beta, static_cast<double>(step))));
     }
@@ -129,10 +137,12 @@ __global__ void __launch_bounds__(chunk_threads) adamw_chunks(const AdamW a, con
     for_pieces(a.segments, a.segment_count, [&](const Piece& piece) {
         const float decay = a.segments[piece.segment].weight_decay;
         for_elems<V>(piece, [&](auto n, int64_t i) {
-            Floats<n> w = load_streaming<n>(master + i), mean = load_streaming<n>(m + i), square = load_streaming<n>(v + i);
+            Floats<n> w = load_streaming<n>(master + i), mean = load_streaming<n>(m + i),
+                      square = load_streaming<n>(v + i);
             const Floats<n> g = load_streaming<n>(grad + i);
 #pragma unroll
-            for (int j = 0; j < n; ++j) w[j] -= (adam.direction(g[j] * control.scale, mean[j], square[j]) + w[j] * decay) * a.lr;
+            for (int j = 0; j < n; ++j)
+                w[j] -= (adam.direction(g[j] * control.scale, mean[j], square[j]) + w[j] * decay) * a.lr;
             store_streaming(master + i, w);
             store_streaming(m + i, mean);
             store_streaming(v + i, square);
@@ -143,8 +153,8 @@ __global__ void __launch_bounds__(chunk_threads) adamw_chunks(const AdamW a, con
 
 // ---------------------------------------------------------------- LAMB
 
-// |w|^2 and |u|^2 of one piece. Chunk c and segment s share at most one piece, and its place in the workspace is c + s: along the
-// pieces of the whole buffer, each next one has a larger c or a larger s.
+// |w|^2 and |u|^2 of one piece. Chunk c and segment s share at most one piece, and its place in the workspace is c + s:
+// along the pieces of the whole buffer, each next one has a larger c or a larger s.
 struct PieceNorms {
     double w, u;
 };
@@ -160,7 +170,8 @@ __global__ void __launch_bounds__(chunk_threads) direction_chunks(const LambDire
         double norms[2] = {0.0, 0.0};
         for_elems<V>(piece, [&](auto n, int64_t i) {
             const Floats<n> w = load_streaming<n>(master + i);
-            Floats<n> mean = load_streaming<n>(m + i), square = load_streaming<n>(v + i), u = load_streaming<n>(grad + i);
+            Floats<n> mean = load_streaming<n>(m + i), square = load_streaming<n>(v + i),
+                      u = load_streaming<n>(grad + i);
 #pragma unroll
             for (int j = 0; j < n; ++j) {
                 u[j] = adam.direction(u[j] * control.scale, mean[j], square[j]) + w[j] * decay;
@@ -249,7 +260,8 @@ void lamb_direction(cudaStream_t stream, const LambDirection& a) {
     TRIFOLD_ASSERT(a.workspace.bytes() >= segment_sums_workspace(a.master.elems, a.segment_count));
     with_width<width>(packs_fit<width>(0, a.master, a.m, a.v, a.grad),
                       [&](auto V) { launch(stream, chunk_grid(a.master.elems), direction_chunks<V>, a, Adam(a)); });
-    launch(stream, {.blocks = dim3(static_cast<unsigned>(a.segment_count)), .threads = dim3(chunk_threads)}, add_pieces, a);
+    launch(stream, {.blocks = dim3(static_cast<unsigned>(a.segment_count)), .threads = dim3(chunk_threads)}, add_pieces,
+           a);
 }
 
 void lamb_update(cudaStream_t stream, const LambUpdate& a) {

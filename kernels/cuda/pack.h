@@ -1,7 +1,7 @@
 // kernels/cuda/pack.h   Neighbouring elements as one access of up to 16 bytes, and their fp32 values.
 //
-// Pack<T, N>      N elements as they lie in memory (T is float or __nv_bfloat16), aligned to min(16, N * sizeof(T)) bytes:
-//                 one access, or several of 16 bytes. pack_elems<T> of them make exactly 16 bytes.
+// Pack<T, N>      N elements as they lie in memory (T is float or __nv_bfloat16), aligned to min(16, N * sizeof(T))
+//                 bytes: one access, or several of 16 bytes. pack_elems<T> of them make exactly 16 bytes.
 // Floats<N>       the same elements in fp32, in registers. Every index must be known at compile time (unrolled loops).
 // load, store     the usual cache policy; load_streaming and store_streaming for data that nobody reads again soon
 // Numerics        to bf16: round to nearest even; NaN stays NaN.
@@ -72,7 +72,8 @@ template <int N, class T>
 __device__ __forceinline__ Pack<T, N> load_pack_streaming(const T* p) {
     Pack<T, N> pack;
 #pragma unroll
-    for (int i = 0; i < pack.accesses; ++i) pack.raw[i] = __ldcs(reinterpret_cast<const typename Pack<T, N>::Access*>(p) + i);
+    for (int i = 0; i < pack.accesses; ++i)
+        pack.raw[i] = __ldcs(reinterpret_cast<const typename Pack<T, N>::Access*>(p) + i);
     return pack;
 }
 template <int N, class T>
@@ -181,7 +182,8 @@ void with_width(bool packs_fit, const Body& body) {
         body(Width<1>{});
 }
 
-// Host: whether rows of `row_elems` elements are whole packs of N, aligned, in all of these views (empty ones always are).
+// Host: whether rows of `row_elems` elements are whole packs of N, aligned, in all of these views (empty ones always
+// are).
 template <int N, class... Views>
 bool packs_fit(int64_t row_elems, const Views&... views) {
     const auto aligned = [&](const Tensor& t) {

@@ -1,5 +1,5 @@
-// kernels/cuda/partials.cuh   Sums over rows (gradients of norm weights): each block of a first kernel leaves its partial
-// sums as one row of a workspace; a second kernel adds these rows in their order.
+// kernels/cuda/partials.cuh   Sums over rows (gradients of norm weights): each block of a first kernel leaves its
+// partial sums as one row of a workspace; a second kernel adds these rows in their order.
 //
 // The number of partial rows depends on the sizes alone, never on the device, so the sums repeat bit for bit anywhere.
 #pragma once
@@ -10,8 +10,8 @@
 
 namespace trifold::cuda {
 
-// Blocks for N rows of C columns: 16 warps on each of 132 multiprocessors where a warp takes 512 columns of a row, and at
-// least 4 rows a block, so that the partial sums stay a small part of the traffic.
+// Blocks for N rows of C columns: 16 warps on each of 132 multiprocessors where a warp takes 512 columns of a row, and
+// at least 4 rows a block, so that the partial sums stay a small part of the traffic.
 inline int64_t partial_rows(int64_t N, int64_t C) {
     const int64_t warps = std::max<int64_t>(1, (C + 511) / 512);
     return std::clamp<int64_t>((N + 3) / 4, 1, std::max<int64_t>(132, 2112 / warps));
@@ -29,10 +29,12 @@ namespace {
 
 constexpr int partial_columns = 32, most_partial_lanes = 32;
 
-// A warp reads 32 columns of a row at once; of L warps, warp y adds rows y, y + L, ...; then warp 0 adds the L sums of each column.
+// A warp reads 32 columns of a row at once; of L warps, warp y adds rows y, y + L, ...; then warp 0 adds the L sums of
+// each column.
 __global__ void __launch_bounds__(partial_columns* most_partial_lanes) add_partials_kernel(const PartialSums a) {
     __shared__ float sums[most_partial_lanes][partial_columns];
-    const int x = static_cast<int>(threadIdx.x), y = static_cast<int>(threadIdx.y), lanes = static_cast<int>(blockDim.y);
+    const int x = static_cast<int>(threadIdx.x), y = static_cast<int>(threadIdx.y),
+              lanes = static_cast<int>(blockDim.y);
     const int64_t width = a.second ? 2 * a.columns : a.columns;
     const int64_t column = int64_t{blockIdx.x} * partial_columns + x;
     float total = 0.0f;

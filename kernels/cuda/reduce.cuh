@@ -1,7 +1,7 @@
 // kernels/cuda/reduce.cuh   Sums and maxima over a warp or a block.
 //
-// Order      lanes in a butterfly (distance 16, 8, 4, 2, 1), then warps in the same butterfly: always the same for a given
-//            block size, so results repeat bit for bit. Every thread of the warp or block gets the same value.
+// Order      lanes in a butterfly (distance 16, 8, 4, 2, 1), then warps in the same butterfly: always the same for a
+//            given block size, so results repeat bit for bit. Every thread of the warp or block gets the same value.
 // Block      all threads of the block must call; the size is a multiple of 32 and at most 1024. Several values that are
 //            reduced in one call share two barriers; after the call the shared memory is free for the next one.
 #pragma once

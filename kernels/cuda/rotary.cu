@@ -1,8 +1,8 @@
 // kernels/cuda/rotary.cu   Rotary position embedding in place (Su et al., arXiv 2104.09864), "rotate half" form.
 //
 // (x[i], x[i + D/2]) is turned by the angle of frequency i at the row's position; direction -1 turns back.
-// Shapes     N rows with `heads` heads of D; a thread turns one pack of pairs in up to 4 neighbouring heads with the same
-//            cosines and sines.
+// Shapes     N rows with `heads` heads of D; a thread turns one pack of pairs in up to 4 neighbouring heads with the
+//            same cosines and sines.
 // Traffic    x in and out; the tables come from the caches. Memory bound.
 // Numerics   fp32, rounded once.
 #include "kernels/cuda/pack.h"
@@ -36,7 +36,8 @@ __global__ void __launch_bounds__(block_threads) turn(const Rotary a) {
         high[h] = load_pack<V>(x + h * a.D + half);
     }
     const int64_t angles = elements<const int32_t>(a.position_N)[n] * int64_t{half} + c;
-    const Floats<V> cosine = load<V>(elements<const float>(a.cos_TR) + angles), sine = load<V>(elements<const float>(a.sin_TR) + angles);
+    const Floats<V> cosine = load<V>(elements<const float>(a.cos_TR) + angles),
+                    sine = load<V>(elements<const float>(a.sin_TR) + angles);
     const float direction = static_cast<float>(a.direction);
 #pragma unroll
     for (unsigned h = 0; h < thread_heads; ++h) {
@@ -64,7 +65,8 @@ void rotary(cudaStream_t stream, const Rotary& a) {
         constexpr int V = pack_elems<T>;
         with_width<V>(a.stride % V == 0 && packs_fit<V>(a.D / 2, a.x_NS, a.cos_TR, a.sin_TR), [&](auto width) {
             const int64_t blocks = (a.N * row_threads<width>(a) + block_threads - 1) / block_threads;
-            launch(stream, {.blocks = dim3(static_cast<unsigned>(blocks)), .threads = dim3(block_threads)}, turn<T, width>, a);
+            launch(stream, {.blocks = dim3(static_cast<unsigned>(blocks)), .threads = dim3(block_threads)},
+                   turn<T, width>, a);
         });
     });
 }

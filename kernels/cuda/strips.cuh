@@ -1,7 +1,8 @@
 // kernels/cuda/strips.cuh   Matrices for element-wise kernels: each row is cut into strips, and a warp takes one strip.
 //
-// A lane has 4 accesses of V elements in its strip, 32 * V elements apart. Kernels first issue all loads of a strip, then
-// compute and store: with 16-byte accesses that is 2 KiB per operand and warp on the way, enough to fill the memory system.
+// A lane has 4 accesses of V elements in its strip, 32 * V elements apart. Kernels first issue all loads of a strip,
+// then compute and store: with 16-byte accesses that is 2 KiB per operand and warp on the way, enough to fill the
+// memory system.
 #pragma once
 #include "kernels/cuda/pack.h"
 
@@ -24,7 +25,8 @@ __host__ __device__ __forceinline__ int64_t strips_per_row(const Matrix& m) {
 template <int V>
 Grid strip_grid(const Matrix& m) {
     const int64_t warps = m.rows * strips_per_row<V>(m);
-    return {.blocks = dim3(static_cast<unsigned>((warps + strip_warps - 1) / strip_warps)), .threads = dim3(32 * strip_warps)};
+    return {.blocks = dim3(static_cast<unsigned>((warps + strip_warps - 1) / strip_warps)),
+            .threads = dim3(32 * strip_warps)};
 }
 
 // This lane's part of this warp's strip.
@@ -34,7 +36,8 @@ struct Strip {
 
     // The number of strips must be below 2^32.
     __device__ __forceinline__ explicit Strip(const Matrix& m) : columns(m.columns) {
-        const unsigned strip = blockIdx.x * strip_warps + threadIdx.x / 32, per_row = static_cast<unsigned>(strips_per_row<V>(m));
+        const unsigned strip = blockIdx.x * strip_warps + threadIdx.x / 32,
+                       per_row = static_cast<unsigned>(strips_per_row<V>(m));
         row = strip / per_row;
         first = int64_t{strip % per_row} * strip_elems<V> + static_cast<int>(threadIdx.x % 32) * V;
         if (row >= m.rows) columns = 0;  // a warp too many in the last block
@@ -47,7 +50,8 @@ struct Strip {
 template <int V, class T>
 __device__ __forceinline__ void load_strip(Pack<T, V> (&packs)[strip_packs], const T* row, const Strip<V>& strip) {
 #pragma unroll
-    for (int i = 0; i < strip_packs; ++i) packs[i] = strip.has(i) ? load_pack_streaming<V>(row + strip.column(i)) : Pack<T, V>{};
+    for (int i = 0; i < strip_packs; ++i)
+        packs[i] = strip.has(i) ? load_pack_streaming<V>(row + strip.column(i)) : Pack<T, V>{};
 }
 
 }  // namespace trifold::cuda

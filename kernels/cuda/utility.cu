@@ -1,8 +1,9 @@
 // kernels/cuda/utility.cu   Addition and conversion, copies, zeroing, and a sum in double.
 //
 // Traffic    add_into: x (and y) in, y out. Memory bound.
-// Numerics   add_into: fp32, rounded once. sum: one block; thread t adds elements t, t + 1024, ..., then the block as in
-//            reduce.cuh: an order that depends on the size alone. It is meant for the losses of one step, some 10^5 elements.
+// Numerics   add_into: fp32, rounded once. sum: one block; thread t adds elements t, t + 1024, ..., then the block as
+//            in reduce.cuh: an order that depends on the size alone. It is meant for the losses of one step, some 10^5
+//            elements.
 #include <algorithm>
 
 #include "kernels/cuda/reduce.cuh"
@@ -51,8 +52,9 @@ void add_into(cudaStream_t stream, const AddInto& a) {
             using X = decltype(from);
             using Y = decltype(to);
             constexpr int most = std::min(pack_elems<X>, pack_elems<Y>);
-            with_width<most>(packs_fit<most>(a.x.elems, a.x, a.y),
-                             [&](auto V) { launch(stream, strip_grid<V>({1, a.x.elems}), add_kernel<X, Y, V>, a); });
+            with_width<most>(packs_fit<most>(a.x.elems, a.x, a.y), [&](auto V) {
+                launch(stream, strip_grid<V>({1, a.x.elems}), add_kernel<X, Y, V>, a);
+            });
         });
     });
 }
@@ -68,6 +70,8 @@ void zero(cudaStream_t stream, const Zero& a) {
     CUDA_CHECK(cudaMemsetAsync(a.y.data, 0, static_cast<size_t>(a.y.bytes()), stream));
 }
 
-void sum(cudaStream_t stream, const Sum& a) { launch(stream, {.blocks = dim3(1), .threads = dim3(sum_threads)}, sum_kernel, a); }
+void sum(cudaStream_t stream, const Sum& a) {
+    launch(stream, {.blocks = dim3(1), .threads = dim3(sum_threads)}, sum_kernel, a);
+}
 
 }  // namespace trifold::cuda

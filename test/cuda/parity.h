@@ -1,9 +1,9 @@
 // test/cuda/parity.h   An operation on the device against the same operation on the CPU, with the same operands.
 //
-// Units    1 is what the two may differ by: `sums` times the largest value of the tensor (fp32 sums in another order, fused
-//          multiply-adds, other last bits of exp), and one rounding step of the type (both round once, from fp32 values that
-//          differ by so little; when these lie on two sides of a boundary, the results are neighbours): 2^-7 of a bf16, 2^-22
-//          of an fp32 (two steps: it is not rounded from something wider).
+// Units    1 is what the two may differ by: `sums` times the largest value of the tensor (fp32 sums in another order,
+//          fused multiply-adds, other last bits of exp), and one rounding step of the type (both round once, from fp32
+//          values that differ by so little; when these lie on two sides of a boundary, the results are neighbours):
+//          2^-7 of a bf16, 2^-22 of an fp32 (two steps: it is not rounded from something wider).
 // Repeats  The device runs twice; other bytes the second time count as infinitely far.
 // A NaN anywhere in what either side wrote counts as infinitely far, so outputs that start as NaN must be written.
 #pragma once
@@ -29,14 +29,16 @@ public:
         }
     }
     void restore() const {
-        for (size_t i = 0; i < views_.size(); ++i) std::copy(saved_[i].begin(), saved_[i].end(), static_cast<std::byte*>(views_[i].data));
+        for (size_t i = 0; i < views_.size(); ++i)
+            std::copy(saved_[i].begin(), saved_[i].end(), static_cast<std::byte*>(views_[i].data));
     }
     bool operator==(const Written& b) const { return saved_ == b.saved_; }
 
     // How far these bytes are from `want`, in units.
     double units_from(const Written& want, double sums) const {
         double result = 0;
-        for (size_t i = 0; i < views_.size(); ++i) result = std::max(result, units(views_[i].dtype, saved_[i], want.saved_[i], sums));
+        for (size_t i = 0; i < views_.size(); ++i)
+            result = std::max(result, units(views_[i].dtype, saved_[i], want.saved_[i], sums));
         return result;
     }
 
@@ -46,7 +48,8 @@ private:
         std::copy(bytes.begin(), bytes.end(), static_cast<std::byte*>(o.tensor().data));
         return o.values();
     }
-    static double units(DType type, const std::vector<std::byte>& got_bytes, const std::vector<std::byte>& want_bytes, double sums) {
+    static double units(DType type, const std::vector<std::byte>& got_bytes, const std::vector<std::byte>& want_bytes,
+                        double sums) {
         const Values got = values(type, got_bytes), want = values(type, want_bytes);
         const double step = type == DType::bf16 ? 0x1p-7 : type == DType::f32 ? 0x1p-22 : 0x1p-50;
         double largest = 0, result = 0;
@@ -81,7 +84,9 @@ template <auto operation, class Args>
 void unaligned(CUstream_st* stream, const Args& args) {
     Args shifted = args;
     std::vector<void*> copies;
-    const auto each = [](const Args& a, auto&& visit) { std::apply([&](const auto&... v) { (visit(v), ...); }, a.views()); };
+    const auto each = [](const Args& a, auto&& visit) {
+        std::apply([&](const auto&... v) { (visit(v), ...); }, a.views());
+    };
     const auto moves = [](const Tensor& t) { return t && (t.dtype == DType::f32 || t.dtype == DType::bf16); };
     each(shifted, [&](const Tensor& t) {
         if (!moves(t)) return;
@@ -93,7 +98,8 @@ void unaligned(CUstream_st* stream, const Args& args) {
     std::vector<BufferAccess> accesses;
     each(shifted, [&](const auto& v) { accesses.push_back(declare(v)); });
     if constexpr (requires { args.segments; })
-        accesses.push_back({reinterpret_cast<const std::byte*>(args.segments), args.segment_count * static_cast<int64_t>(sizeof(Segment)), Access::read});
+        accesses.push_back({reinterpret_cast<const std::byte*>(args.segments),
+                            args.segment_count * static_cast<int64_t>(sizeof(Segment)), Access::read});
     cuda::range_push("unaligned", accesses);
     operation(stream, shifted);
     cuda::range_pop();
@@ -101,13 +107,16 @@ void unaligned(CUstream_st* stream, const Args& args) {
     each(args, [&](const auto& v) {
         if (!moves(v)) return;
         const std::byte* const from = static_cast<std::byte*>(copies[next++]) + size_of(v.dtype);
-        if (v.access != Access::read) CUDA_CHECK(cudaMemcpyAsync(v.data, from, static_cast<size_t>(v.bytes()), cudaMemcpyDeviceToDevice, stream));
+        if (v.access != Access::read)
+            CUDA_CHECK(cudaMemcpyAsync(v.data, from, static_cast<size_t>(v.bytes()), cudaMemcpyDeviceToDevice, stream));
     });
     CUDA_CHECK(cudaStreamSynchronize(stream));
     for (void* copy : copies) CUDA_CHECK(cudaFree(copy));
 }
 
 // Scratch memory that is large enough on both sides.
-inline Operand scratch(int64_t cpu_bytes, int64_t cuda_bytes) { return Operand::filled(DType::u8, std::max<int64_t>({1, cpu_bytes, cuda_bytes}), 255); }
+inline Operand scratch(int64_t cpu_bytes, int64_t cuda_bytes) {
+    return Operand::filled(DType::u8, std::max<int64_t>({1, cpu_bytes, cuda_bytes}), 255);
+}
 
 }  // namespace trifold::test

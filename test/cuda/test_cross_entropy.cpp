@@ -31,18 +31,27 @@ const Types types[] = {{f32, f32}, {f32, bf16_type}, {bf16_type, bf16_type}};
 struct Loss {
     Types type;
     Size s;
-    Operand logits, target, loss = Operand::nans(f32, s.N), gradient = Operand::nans(type.gradient, s.N * s.P);
+    Operand logits, target, loss = Operand::nans(f32, s.N), gradient = Operand::nans(type.gradient, s.N*s.P);
 
-    Loss(Types type, Size s, double spread, double centre) : type(type), s(s), logits(Operand::random(type.logits, s.N * s.P, 1, spread, centre)) {
+    Loss(Types type, Size s, double spread, double centre)
+        : type(type), s(s), logits(Operand::random(type.logits, s.N * s.P, 1, spread, centre)) {
         std::vector<int32_t> targets;
-        for (int64_t n = 0; n < s.N; ++n) targets.push_back(static_cast<int32_t>(n == 1 ? -1 : n == 0 ? s.V - 1 : n * 7919 % s.V));
+        for (int64_t n = 0; n < s.N; ++n)
+            targets.push_back(static_cast<int32_t>(n == 1 ? -1 : n == 0 ? s.V - 1 : n * 7919 % s.V));
         target = Operand::integers(targets);
         for (int64_t n = 0; n < s.N; ++n)
-            for (int64_t p = s.V; p < s.P; ++p) logits.set(n * s.P + p, std::numeric_limits<double>::quiet_NaN());  // must not be used
+            for (int64_t p = s.V; p < s.P; ++p)
+                logits.set(n * s.P + p, std::numeric_limits<double>::quiet_NaN());  // must not be used
     }
     CrossEntropy args(const Tensor& dlogits) {
-        return {.logits_NP = logits.tensor(), .target_N = target.tensor(), .loss_N = loss.tensor(), .dlogits_NP = dlogits,
-                .grad_scale = 0.125f, .N = s.N, .V = s.V, .P = s.P};
+        return {.logits_NP = logits.tensor(),
+                .target_N = target.tensor(),
+                .loss_N = loss.tensor(),
+                .dlogits_NP = dlogits,
+                .grad_scale = 0.125f,
+                .N = s.N,
+                .V = s.V,
+                .P = s.P};
     }
 };
 
@@ -73,7 +82,8 @@ TEST_CASE("cross_entropy on the device", "[cross_entropy]") {
 TEST_CASE("cross_entropy on the device takes rows that are not aligned", "[cross_entropy]") {
     for (const Types& type : types) {
         Loss l(type, {3, 70, 72}, 8.0, 0.0);
-        CHECK(parity(cpu::cross_entropy, test::unaligned<cuda::cross_entropy, CrossEntropy>, l.args(l.gradient.tensor()), sums) <= 1);
+        CHECK(parity(cpu::cross_entropy, test::unaligned<cuda::cross_entropy, CrossEntropy>,
+                     l.args(l.gradient.tensor()), sums) <= 1);
     }
 }
 

@@ -113,7 +113,8 @@ TEST_CASE("norms on the device take rows that are not aligned", "[norm]") {
     for (const DType act : {f32, DType::bf16}) {
         Norm f{NormKind::layernorm, act, {5, 72}, true, true};
         CHECK(parity(cpu::norm_forward, test::unaligned<cuda::norm_forward, NormForward>, f.forward(), sums) <= 1);
-        CHECK(parity(cpu::norm_backward, test::unaligned<cuda::norm_backward, NormBackward>, f.backward(true), row_sums) <= 1);
+        CHECK(parity(cpu::norm_backward, test::unaligned<cuda::norm_backward, NormBackward>, f.backward(true),
+                     row_sums) <= 1);
     }
 }
 
@@ -132,7 +133,8 @@ struct Heads {
     int64_t N, heads, D, gap;  // gap: elements of a row before and behind the heads
     int64_t stride = heads * D + 2 * gap;
 };
-const Heads head_sizes[] = {{1, 1, 8, 0}, {5, 3, 64, 8}, {33, 4, 96, 16}, {3, 2, 128, 0}, {7, 5, 20, 4}, {4, 3, 30, 3}, {2, 2, 256, 8}, {130, 3, 16, 0}};
+const Heads head_sizes[] = {{1, 1, 8, 0},  {5, 3, 64, 8}, {33, 4, 96, 16}, {3, 2, 128, 0},
+                            {7, 5, 20, 4}, {4, 3, 30, 3}, {2, 2, 256, 8},  {130, 3, 16, 0}};
 
 Tensor heads_of(Operand& rows, const Heads& s) { return rows.tensor().from(s.gap); }
 
@@ -145,17 +147,32 @@ TEST_CASE("head norms on the device", "[norm]") {
             Operand x = Operand::random(act, s.N * s.stride, 1), weight = Operand::random(act, s.D, 2, 0.5, 1.0);
             Operand saved = Operand::nans(act, s.N * s.heads * s.D), rstd = Operand::nans(f32, s.N * s.heads);
             CHECK(parity(cpu::head_norm_forward, cuda::head_norm_forward,
-                         {.x_NS = heads_of(x, s), .saved_NHD = saved.tensor(), .rstd_NH = rstd.tensor(), .weight_D = weight.tensor(),
-                          .N = s.N, .heads = s.heads, .D = s.D, .stride = s.stride},
+                         {.x_NS = heads_of(x, s),
+                          .saved_NHD = saved.tensor(),
+                          .rstd_NH = rstd.tensor(),
+                          .weight_D = weight.tensor(),
+                          .N = s.N,
+                          .heads = s.heads,
+                          .D = s.D,
+                          .stride = s.stride},
                          sums) <= 1);
             for (const Accumulate accumulate : {Accumulate::overwrite, Accumulate::add}) {
                 Operand dx = Operand::random(act, s.N * s.stride, 3), dweight = Operand::nans(f32, s.D);
                 if (accumulate == Accumulate::add) dweight = Operand::random(f32, s.D, 4);
-                Operand workspace = scratch(cpu::norm_backward_workspace(s.N, s.D), cuda::norm_backward_workspace(s.N, s.D));
+                Operand workspace =
+                    scratch(cpu::norm_backward_workspace(s.N, s.D), cuda::norm_backward_workspace(s.N, s.D));
                 CHECK(parity(cpu::head_norm_backward, cuda::head_norm_backward,
-                             {.dx_NS = heads_of(dx, s), .saved_NHD = saved.tensor(), .rstd_NH = rstd.tensor(), .weight_D = weight.tensor(),
-                              .dweight_D = dweight.tensor(), .workspace = workspace.tensor(), .accumulate = accumulate,
-                              .N = s.N, .heads = s.heads, .D = s.D, .stride = s.stride},
+                             {.dx_NS = heads_of(dx, s),
+                              .saved_NHD = saved.tensor(),
+                              .rstd_NH = rstd.tensor(),
+                              .weight_D = weight.tensor(),
+                              .dweight_D = dweight.tensor(),
+                              .workspace = workspace.tensor(),
+                              .accumulate = accumulate,
+                              .N = s.N,
+                              .heads = s.heads,
+                              .D = s.D,
+                              .stride = s.stride},
                              row_sums) <= 1);
             }
         }
@@ -174,8 +191,15 @@ TEST_CASE("rotary on the device", "[norm]") {
                 for (int64_t n = 0; n < s.N; ++n) where.push_back(static_cast<int32_t>(n * 7 % positions));
                 Operand position = Operand::integers(where);
                 CHECK(parity(cpu::rotary, cuda::rotary,
-                             {.x_NS = heads_of(x, s), .position_N = position.tensor(), .cos_TR = cosine.tensor(), .sin_TR = sine.tensor(),
-                              .direction = direction, .N = s.N, .heads = s.heads, .D = s.D, .stride = s.stride},
+                             {.x_NS = heads_of(x, s),
+                              .position_N = position.tensor(),
+                              .cos_TR = cosine.tensor(),
+                              .sin_TR = sine.tensor(),
+                              .direction = direction,
+                              .N = s.N,
+                              .heads = s.heads,
+                              .D = s.D,
+                              .stride = s.stride},
                              sums) <= 1);
             }
 }

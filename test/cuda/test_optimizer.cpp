@@ -16,10 +16,11 @@ constexpr DType f32 = DType::f32;
 // Each element by itself, a few roundings apart (fused multiply-adds); where terms cancel these are steps of the terms.
 constexpr double steps = 1e-7;
 
-// Tensors of many sizes with gaps: several chunks share the largest, one chunk holds several small ones, most begin and end
-// between packs; one is empty.
-const std::vector<Segment> many = {{0, 5000, 0.1f},     {5003, 1, 0.0f, false},     {5010, 33, 0.1f}, {5043, 0, 0.1f},
-                                   {5043, 40001, 0.1f}, {45100, 4096, 0.0f, false}, {49200, 7, 0.0f}, {49210, 2, 0.1f}, {49213, 1, 0.1f}};
+// Tensors of many sizes with gaps: several chunks share the largest, one chunk holds several small ones, most begin and
+// end between packs; one is empty.
+const std::vector<Segment> many = {{0, 5000, 0.1f},  {5003, 1, 0.0f, false}, {5010, 33, 0.1f},
+                                   {5043, 0, 0.1f},  {5043, 40001, 0.1f},    {45100, 4096, 0.0f, false},
+                                   {49200, 7, 0.0f}, {49210, 2, 0.1f},       {49213, 1, 0.1f}};
 const std::vector<Segment> one_small = {{1, 5, 0.1f}}, one_aligned = {{0, 64, 0.0f}}, far = {{40000, 3000, 0.1f}};
 const std::vector<Segment>* const tables[] = {&many, &one_small, &one_aligned, &far};
 
@@ -28,23 +29,47 @@ int64_t flat_of(const std::vector<Segment>& table) { return table.back().offset 
 struct State {
     const std::vector<Segment>& table;
     int64_t flat = flat_of(table), count = static_cast<int64_t>(table.size());
-    Operand master = Operand::random(f32, flat, 1), m = Operand::random(f32, flat, 2, 1e-2), v = Operand::random(f32, flat, 3, 1e-4, 2e-4);
-    Operand grad = Operand::random(f32, flat, 4, 1e-2), param = Operand::filled(DType::bf16, flat, 7.0), control = Operand::filled(f32, 2, 1.0);
+    Operand master = Operand::random(f32, flat, 1), m = Operand::random(f32, flat, 2, 1e-2),
+            v = Operand::random(f32, flat, 3, 1e-4, 2e-4);
+    Operand grad = Operand::random(f32, flat, 4, 1e-2), param = Operand::filled(DType::bf16, flat, 7.0),
+            control = Operand::filled(f32, 2, 1.0);
     Operand norms = Operand::nans(DType::f64, 2 * count);
     Operand workspace = test::scratch(1, cuda::segment_sums_workspace(flat, count));
 
     AdamW adamw(bool with_param) {
-        return {.master = master.tensor(), .m = m.tensor(), .v = v.tensor(), .grad = grad.tensor(), .control = control.tensor(),
-                .param = with_param ? param.tensor() : Tensor{}, .segments = table.data(), .segment_count = count, .lr = 1e-2f, .step = 3};
+        return {.master = master.tensor(),
+                .m = m.tensor(),
+                .v = v.tensor(),
+                .grad = grad.tensor(),
+                .control = control.tensor(),
+                .param = with_param ? param.tensor() : Tensor{},
+                .segments = table.data(),
+                .segment_count = count,
+                .lr = 1e-2f,
+                .step = 3};
     }
     LambDirection lamb_direction() {
-        return {.master = master.tensor(), .control = control.tensor(), .m = m.tensor(), .v = v.tensor(), .grad = grad.tensor(),
-                .norms = norms.tensor(), .workspace = workspace.tensor(), .segments = table.data(), .segment_count = count, .eps = 1e-6f,
+        return {.master = master.tensor(),
+                .control = control.tensor(),
+                .m = m.tensor(),
+                .v = v.tensor(),
+                .grad = grad.tensor(),
+                .norms = norms.tensor(),
+                .workspace = workspace.tensor(),
+                .segments = table.data(),
+                .segment_count = count,
+                .eps = 1e-6f,
                 .step = 3};
     }
     LambUpdate lamb_update(bool with_param) {
-        return {.master = master.tensor(), .direction = grad.tensor(), .norms = norms.tensor(), .control = control.tensor(),
-                .param = with_param ? param.tensor() : Tensor{}, .segments = table.data(), .segment_count = count, .lr = 1e-2f};
+        return {.master = master.tensor(),
+                .direction = grad.tensor(),
+                .norms = norms.tensor(),
+                .control = control.tensor(),
+                .param = with_param ? param.tensor() : Tensor{},
+                .segments = table.data(),
+                .segment_count = count,
+                .lr = 1e-2f};
     }
     // Whether padding between segments is what it was.
     bool padding_untouched() const {
@@ -52,7 +77,9 @@ struct State {
         for (int64_t i = 0, s = 0; i < flat; ++i) {
             while (s < count && i >= table[static_cast<size_t>(s)].offset + table[static_cast<size_t>(s)].elems) ++s;
             if (s < count && i >= table[static_cast<size_t>(s)].offset) continue;
-            if (master[i] != fresh.master[i] || m[i] != fresh.m[i] || v[i] != fresh.v[i] || grad[i] != fresh.grad[i] || param[i] != 7.0) return false;
+            if (master[i] != fresh.master[i] || m[i] != fresh.m[i] || v[i] != fresh.v[i] || grad[i] != fresh.grad[i] ||
+                param[i] != 7.0)
+                return false;
         }
         return true;
     }
@@ -71,12 +98,18 @@ TEST_CASE("squared_norm on the device", "[optimizer]") {
         }
         Operand sums = Operand::filled(DType::f64, 1, 0.25);
         CHECK(parity(cpu::squared_norm, cuda::squared_norm,
-                     {.grad = s.grad.tensor(), .sums = sums.tensor(), .workspace = s.workspace.tensor(), .segments = table->data(),
+                     {.grad = s.grad.tensor(),
+                      .sums = sums.tensor(),
+                      .workspace = s.workspace.tensor(),
+                      .segments = table->data(),
                       .segment_count = s.count},
                      1e-14) <= 1);
         s.grad.set(table->back().offset, std::numeric_limits<double>::infinity());
-        test::on_device(cuda::squared_norm, SquaredNorm{.grad = s.grad.tensor(), .sums = sums.tensor(), .workspace = s.workspace.tensor(),
-                                                        .segments = table->data(), .segment_count = s.count});
+        test::on_device(cuda::squared_norm, SquaredNorm{.grad = s.grad.tensor(),
+                                                        .sums = sums.tensor(),
+                                                        .workspace = s.workspace.tensor(),
+                                                        .segments = table->data(),
+                                                        .segment_count = s.count});
         CHECK(std::isinf(sums[0]));
     }
 }
@@ -86,8 +119,13 @@ TEST_CASE("clip_control on the device", "[optimizer]") {
     for (const double squared : {0.0, 0.09, 4.0, 1e80, infinity, -1.0})
         for (const float clip : {0.0f, 1.0f}) {
             CAPTURE(squared, clip);
-            Operand sum = Operand::filled(DType::f64, 1, squared), control = Operand::nans(f32, 2), norm = Operand::nans(f32, 1), want_control = control, want_norm = norm;
-            ClipControl a{.squared_norm = sum.tensor(), .control = want_control.tensor(), .norm = want_norm.tensor(), .unit = 1.5f, .clip = clip};
+            Operand sum = Operand::filled(DType::f64, 1, squared), control = Operand::nans(f32, 2),
+                    norm = Operand::nans(f32, 1), want_control = control, want_norm = norm;
+            ClipControl a{.squared_norm = sum.tensor(),
+                          .control = want_control.tensor(),
+                          .norm = want_norm.tensor(),
+                          .unit = 1.5f,
+                          .clip = clip};
             cpu::clip_control(a);
             a.control = control.tensor(), a.norm = norm.tensor();
             test::on_device(cuda::clip_control, a);
@@ -122,10 +160,15 @@ TEST_CASE("LAMB on the device", "[optimizer]") {
 TEST_CASE("optimizers on the device take flat buffers that are not aligned", "[optimizer]") {
     State s{many};
     Operand sums = Operand::filled(DType::f64, 1, 0.25);
-    const SquaredNorm norm{.grad = s.grad.tensor(), .sums = sums.tensor(), .workspace = s.workspace.tensor(), .segments = many.data(), .segment_count = s.count};
+    const SquaredNorm norm{.grad = s.grad.tensor(),
+                           .sums = sums.tensor(),
+                           .workspace = s.workspace.tensor(),
+                           .segments = many.data(),
+                           .segment_count = s.count};
     CHECK(parity(cpu::squared_norm, test::unaligned<cuda::squared_norm, SquaredNorm>, norm, 1e-14) <= 1);
     CHECK(parity(cpu::adamw, test::unaligned<cuda::adamw, AdamW>, s.adamw(true), steps) <= 1);
-    CHECK(parity(cpu::lamb_direction, test::unaligned<cuda::lamb_direction, LambDirection>, s.lamb_direction(), steps) <= 1);
+    CHECK(parity(cpu::lamb_direction, test::unaligned<cuda::lamb_direction, LambDirection>, s.lamb_direction(),
+                 steps) <= 1);
     CHECK(parity(cpu::lamb_update, test::unaligned<cuda::lamb_update, LambUpdate>, s.lamb_update(true), steps) <= 1);
 }
 
@@ -136,7 +179,8 @@ TEST_CASE("a step that must not be applied changes nothing on the device", "[opt
     test::on_device(cuda::adamw, s.adamw(true));
     test::on_device(cuda::lamb_direction, s.lamb_direction());
     test::on_device(cuda::lamb_update, s.lamb_update(true));
-    CHECK((s.master.bytes() == before.master.bytes() && s.m.bytes() == before.m.bytes() && s.v.bytes() == before.v.bytes()));
+    CHECK((s.master.bytes() == before.master.bytes() && s.m.bytes() == before.m.bytes() &&
+           s.v.bytes() == before.v.bytes()));
     CHECK((s.grad.bytes() == before.grad.bytes() && s.param.bytes() == before.param.bytes()));
     for (int64_t i = 0; i < s.norms.elems(); ++i) CHECK(s.norms[i] == 0.0);
 }

@@ -3,7 +3,8 @@
 #else
 #include <catch2/catch.hpp>
 #endif
-// test/cuda/test_utility.cpp   Addition and conversion, copies, zeroing and sums on the device; and that parity.h can fail.
+// test/cuda/test_utility.cpp   Addition and conversion, copies, zeroing and sums on the device; and that parity.h can
+// fail.
 #include "test/cuda/parity.h"
 
 using namespace trifold;
@@ -35,8 +36,10 @@ TEST_CASE("add_into on the device between all pairs of types", "[utility]") {
             for (const int64_t n : {1, 3, 100, 4096, 5000, 70004})
                 for (const Accumulate accumulate : {Accumulate::overwrite, Accumulate::add}) {
                     CAPTURE(name_of(from), name_of(to), n, static_cast<int>(accumulate));
-                    Operand x = Operand::random(from, n, 1), y = accumulate == Accumulate::add ? Operand::random(to, n, 2) : Operand::nans(to, n);
-                    CHECK(parity(cpu::add_into, cuda::add_into, {.x = x.tensor(), .y = y.tensor(), .accumulate = accumulate}, exact) <= 1e-9);
+                    Operand x = Operand::random(from, n, 1),
+                            y = accumulate == Accumulate::add ? Operand::random(to, n, 2) : Operand::nans(to, n);
+                    CHECK(parity(cpu::add_into, cuda::add_into,
+                                 {.x = x.tensor(), .y = y.tensor(), .accumulate = accumulate}, exact) <= 1e-9);
                 }
 }
 
@@ -54,16 +57,21 @@ TEST_CASE("sum on the device", "[utility]") {
     for (const int64_t n : {1, 3, 1000, 20001})
         for (const Accumulate accumulate : {Accumulate::overwrite, Accumulate::add}) {
             CAPTURE(n, static_cast<int>(accumulate));
-            Operand x = Operand::random(f32, n, 1), sum = accumulate == Accumulate::add ? Operand::filled(DType::f64, 1, 3.0) : Operand::nans(DType::f64, 1);
-            CHECK(parity(cpu::sum, cuda::sum, {.x = x.tensor(), .sum = sum.tensor(), .accumulate = accumulate}, 1e-12) <= 1);
+            Operand x = Operand::random(f32, n, 1), sum = accumulate == Accumulate::add
+                                                              ? Operand::filled(DType::f64, 1, 3.0)
+                                                              : Operand::nans(DType::f64, 1);
+            CHECK(parity(cpu::sum, cuda::sum, {.x = x.tensor(), .sum = sum.tensor(), .accumulate = accumulate},
+                         1e-12) <= 1);
         }
 }
 
 TEST_CASE("parity sees what is wrong, missing or changes from run to run", "[utility]") {
-    Operand x = Operand::random(f32, 100, 1, 0.5, 2.0), y = Operand::random(f32, 100, 2), never = Operand::nans(f32, 100);
+    Operand x = Operand::random(f32, 100, 1, 0.5, 2.0), y = Operand::random(f32, 100, 2),
+            never = Operand::nans(f32, 100);
     const AddInto a{.x = x.tensor(), .y = y.tensor()};
     CHECK(parity(cpu::add_into, cuda::add_into, a, exact) <= 1);
     CHECK(parity(cpu::add_into, wrong_add, a, exact) > 1e3);
     CHECK(std::isinf(parity(cpu::add_into, changing_add, a, exact)));
-    CHECK(std::isinf(parity(cpu::add_into, no_add, {.x = x.tensor(), .y = never.tensor(), .accumulate = Accumulate::overwrite}, exact)));
+    CHECK(std::isinf(parity(cpu::add_into, no_add,
+                            {.x = x.tensor(), .y = never.tensor(), .accumulate = Accumulate::overwrite}, exact)));
 }
