@@ -69,6 +69,36 @@ struct Gradients {
     int padded_T;
 };
 
+// One tile of keys of one query head, and where its queries' rows are. It lies in shared memory, so that no registers hold it
+// through the loop over query tiles.
+struct Item {
+    int b, h, kv, key_block;
+    Rows<const Element> q, d_o;
+    Rows<Element> dq;
+    const QueryRow* rows;
+    int first_tile;  // of the head's queries, among those of all heads
+    int end_query;   // no query from here on sees a key of the block
+
+    __device__ __forceinline__ int key() const { return key_block * keys; }
+    // Among those of all key/value heads.
+    __device__ __forceinline__ int64_t key_tile(int K, int key_blocks) const { return (static_cast<int64_t>(b) * K + kv) * key_blocks + key_block; }
+};
+
+template <int D>
+__device__ __forceinline__ Item item_of(int ticket, const Operands<Element>& in, const Gradients& out, int key_blocks, int query_tiles) {
+    const int bh = ticket / key_blocks, b = bh / in.H, h = bh % in.H;
+    return {.b = b,
+            .h = h,
+            .kv = in.kv_head(h),
+            .key_block = key_blocks - 1 - ticket % key_blocks,
+            .q = in.q_rows(in.q, b, h, D),
+            .d_o = in.o_rows(out.d_o, b, h, D),
+            .dq = in.q_rows(out.dq, b, h, D),
+            .rows = out.rows + static_cast<int64_t>(bh) * out.padded_T,
+            .first_tile = bh * query_tiles,
+            .end_query = 0};
+}
+
 // ---------------------------------------------------------------- taking turns
 
 // Called by one thread before a barrier, after which the block may read what the earlier turns wrote.
@@ -199,20 +229,6 @@ __device__ __forceinline__ void store_query_gradients(const typename Shape<D>::Q
 
 // ---------------------------------------------------------------- the block
 
-// One tile of keys of one query head, and the query tiles [first_tile, end_tile) that see some of them.
-struct Item {
-    int b, h, kv, key_block;
-    __device__ __forceinline__ int key() const { return key_block * keys; }
-};
-
-__device__ __forceinline__ Item draw_item(const Operands<Element>& in, const Gradients& out, int key_blocks) {
-    __shared__ int ticket;
-    if (threadIdx.x == 0) ticket = atomicAdd(out.ticket, 1);
-    __syncthreads();
-    const int bh = ticket / key_blocks, h = bh % in.H;
-    return {bh / in.H, h, in.kv_head(h), key_blocks - 1 - ticket % key_blocks};
-}
-
 // Tiles from `first_tile` on whose first query sees a key before `end_key`.
 __device__ __forceinline__ int count_tiles(const QueryRow* rows, int first_tile, int tiles, int tile_queries, int end_key) {
     int count = 0;
@@ -224,13 +240,12 @@ __device__ __forceinline__ int count_tiles(const QueryRow* rows, int first_tile,
 }
 
 template <int D>
-__device__ __forceinline__ void copy_queries(const Shared<D>& shared, int stage, Rows<const Element> q, Rows<const Element> d_o,
-                                             const QueryRow* rows, int query, int T) {
+__device__ __forceinline__ void copy_queries(const Shared<D>& shared, int stage, const Item& item, int query, int T) {
     using S = Shape<D>;
-    copy_rows<typename S::Q, threads>(shared.q + stage * S::Q::elems, q, query, T);
-    copy_rows<typename S::Q, threads>(shared.d_o + stage * S::Q::elems, d_o, query, T);
+    copy_rows<typename S::Q, threads>(shared.q + stage * S::Q::elems, item.q, query, T);
+    copy_rows<typename S::Q, threads>(shared.d_o + stage * S::Q::elems, item.d_o, query, T);
     const int t = static_cast<int>(threadIdx.x);
-    if (t < S::queries) ptx::cp_async_16(shared.rows + stage * S::queries + t, rows + query + t);
+    if (t < S::queries) ptx::cp_async_16(shared.rows + stage * S::queries + t, item.rows + query + t);
 }
 
 // dk and dv of the block's keys, added to those of the heads before it in the group.
@@ -239,9 +254,9 @@ __device__ __forceinline__ void finish_keys(typename Shape<D>::KeyGradient& dk, 
                                             const Operands<Element>& in, const Gradients& out, const Item& item, int key_blocks) {
     using S = Shape<D>;
     const int group = in.H / in.K, turn = item.h % group;
-    const int64_t tile = (static_cast<int64_t>(item.b) * in.K + item.kv) * key_blocks + item.key_block, at = tile * (keys * D / 4);
+    const int64_t at = item.key_tile(in.K, key_blocks) * (keys * D / 4);
     if (turn > 0) {
-        if (threadIdx.x == 0) wait_for_turn(out.key_turns + tile, turn);
+        if (threadIdx.x == 0) wait_for_turn(out.key_turns + item.key_tile(in.K, key_blocks), turn);
         __syncthreads();
         add_sums(dk, out.dk_sums + at);
         add_sums(dv, out.dv_sums + at);
@@ -250,7 +265,7 @@ __device__ __forceinline__ void finish_keys(typename Shape<D>::KeyGradient& dk, 
         store_sums(dk, out.dk_sums + at);
         store_sums(dv, out.dv_sums + at);
         __syncthreads();
-        if (threadIdx.x == 0) end_turn(out.key_turns + tile, turn);
+        if (threadIdx.x == 0) end_turn(out.key_turns + item.key_tile(in.K, key_blocks), item.h % group);
         return;
     }
     const int row = warp_id() % S::key_warps * 32, column = warp_id() / S::key_warps * S::key_columns;
@@ -268,50 +283,52 @@ __global__ void __launch_bounds__(threads, 1) backward(Operands<Element> in, Gra
     DYNAMIC_SHARED(Element, dynamic);
     const Shared<D> shared(dynamic);
     const int T = in.Tk, key_blocks = (T + keys - 1) / keys, query_tiles = (T + S::queries - 1) / S::queries;
-    const Item item = draw_item(in, out, key_blocks);
-    const int key = item.key(), bh = item.b * in.H + item.h, first_tile = key / S::queries;
-    const Rows<const Element> q = in.q_rows(in.q, item.b, item.h, D), d_o = in.o_rows(out.d_o, item.b, item.h, D);
-    const QueryRow* const rows = out.rows + static_cast<int64_t>(bh) * out.padded_T;
-
-    copy_rows<typename S::K, threads>(shared.k, in.kv_rows(in.k, item.b, item.kv, D), key, T);
-    copy_rows<typename S::K, threads>(shared.v, in.kv_rows(in.v, item.b, item.kv, D), key, T);
-    copy_queries(shared, 0, q, d_o, rows, key, T);
+    __shared__ Item item;
+    if (threadIdx.x == 0) item = item_of<D>(atomicAdd(out.ticket, 1), in, out, key_blocks, query_tiles);
+    __syncthreads();
+    copy_rows<typename S::K, threads>(shared.k, in.kv_rows(in.k, item.b, item.kv, D), item.key(), T);
+    copy_rows<typename S::K, threads>(shared.v, in.kv_rows(in.v, item.b, item.kv, D), item.key(), T);
+    copy_queries(shared, 0, item, item.key(), T);
     ptx::cp_async_commit();
-    const int end_tile = first_tile + count_tiles(rows, first_tile, query_tiles, S::queries, key + keys);
+    const int first_tile = item.key() / S::queries;
+    const int tiles = count_tiles(item.rows, first_tile, query_tiles, S::queries, item.key() + keys);
+    if (threadIdx.x == 0) item.end_query = (first_tile + tiles) * S::queries;
+    __syncthreads();
 
     typename S::KeyGradient dk, dv;
     clear(dk);
     clear(dv);
-    int *open_turns = nullptr, turn = 0;  // of the tile whose sums were stored last, until all threads are known to be done
-    for (int tile = first_tile, stage = 0; tile < end_tile; ++tile, stage ^= 1) {
-        const int query = tile * S::queries;
+    bool stored = false;  // sums of the tile before, which others get once all threads are known to be done
+    const auto turns_at = [&](int query) { return out.dq_turns + item.first_tile + query / S::queries; };
+    const auto turn_at = [&](int query) { return (min(query + S::queries, T) - 1) / keys - item.key_block; };
+    int query = item.key();
+    for (int stage = 0; query < item.end_query; query += S::queries, stage ^= 1) {
         ptx::cp_async_wait<0>();
         __syncthreads();  // this tile is complete; nobody reads the other one, P or dS any more
-        if (threadIdx.x == 0 && open_turns) end_turn(open_turns, turn);
-        if (tile + 1 < end_tile) copy_queries(shared, stage ^ 1, q, d_o, rows, query + S::queries, T);
+        if (threadIdx.x == 0 && stored) end_turn(turns_at(query - S::queries), turn_at(query - S::queries));
+        if (query + S::queries < item.end_query) copy_queries(shared, stage ^ 1, item, query + S::queries, T);
         ptx::cp_async_commit();
 
-        make_probabilities(shared, stage, query, key, in.scale * log2_e);
-        int* const turns = out.dq_turns + static_cast<int64_t>(bh) * query_tiles + tile;
-        float4* const sums = out.dq_sums + (static_cast<int64_t>(bh) * query_tiles + tile) * (S::queries * D / 4);
-        turn = (min(query + S::queries, T) - 1) / keys - item.key_block;
-        const bool last_turn = shared.rows[stage * S::queries].first_key / keys == item.key_block;
-        if (threadIdx.x == 0 && turn > 0) wait_for_turn(turns, turn);
+        make_probabilities(shared, stage, query, item.key(), in.scale_log2);
+        const int turn = turn_at(query);
+        const bool last_turn = shared.rows[stage * S::queries].first_key >= item.key();
+        if (threadIdx.x == 0 && turn > 0) wait_for_turn(turns_at(query), turn);
         __syncthreads();  // P and dS are complete, and so are the sums of the turns before
 
+        float4* const sums = out.dq_sums + static_cast<int64_t>(item.first_tile + query / S::queries) * (S::queries * D / 4);
         typename S::QueryGradient dq;
         clear(dq);
         if (turn > 0) load_sums(dq, sums);
-        add_key_gradients(dk, dv, shared, stage, query, key);
+        add_key_gradients(dk, dv, shared, stage, query, item.key());
         add_query_gradients(dq, shared);
         if (last_turn)
-            store_query_gradients<D>(dq, in.scale, in.q_rows(out.dq, item.b, item.h, D), query, T);
+            store_query_gradients<D>(dq, in.scale, item.dq, query, T);
         else
             store_sums(dq, sums);
-        open_turns = last_turn ? nullptr : turns;
+        stored = !last_turn;
     }
     __syncthreads();
-    if (threadIdx.x == 0 && open_turns) end_turn(open_turns, turn);
+    if (threadIdx.x == 0 && stored) end_turn(turns_at(query - S::queries), turn_at(query - S::queries));
     finish_keys<D>(dk, dv, shared, in, out, item, key_blocks);
 }
 

@@ -27,13 +27,20 @@ template <int D>
 struct Shared {
     using Q = Tile<queries, D>;
     using K = Tile<keys, D>;
-    static constexpr int bytes = Q::bytes + 4 * K::bytes;
+    static constexpr int bytes = Q::bytes + 4 * K::bytes + queries * 4;
     Element *q, *k, *v;  // k and v: two tiles each
+    int* first_key;      // of each query
 
-    explicit __device__ __forceinline__ Shared(Element* start) : q(start), k(q + Q::elems), v(k + 2 * K::elems) {}
+    explicit __device__ __forceinline__ Shared(Element* start)
+        : q(start), k(q + Q::elems), v(k + 2 * K::elems), first_key(reinterpret_cast<int*>(v + 2 * K::elems)) {}
 };
 
-using Scores = float[row_tiles][keys / 8][4];
+template <int D>
+constexpr int step_keys = 32;
+template <int D>
+using Scores = float[row_tiles][step_keys<D> / 8][4];
+template <int D>
+using Probabilities = uint32_t[row_tiles][step_keys<D> / 8][2];  // two neighbours of a row each: the upper and the lower half of a fragment
 template <int D>
 using Output = float[row_tiles][D / 8][4];
 
@@ -42,29 +49,28 @@ struct RowState {
     float max[row_tiles][2], sum[row_tiles][2];
 };
 
-// Which keys the queries of a warp see, [begin, end), and which all of them see.
+// What the queries of a warp see: first_key of each, the position of the first of them, and that of the last one that exists.
 struct WarpSight {
-    int first_query, begin, end, common_begin, common_end;
+    const int* first_key;
+    int first_position, last_position;
 
-    __device__ __forceinline__ WarpSight(const Sight& s, int query) : first_query(query), begin(s.first(query)) {
-        end = query < s.queries ? s.last(query + warp_rows - 1) + 1 : 0;
-        common_begin = s.first(query + warp_rows - 1);
-        common_end = s.last(query) + 1;
+    __device__ __forceinline__ bool nothing(int key, int keys) const { return key > last_position || key + keys <= first_key[0]; }
+    __device__ __forceinline__ bool everything(int key, int keys) const {
+        return key + keys - 1 <= first_position && key >= first_key[warp_rows - 1];
     }
-    __device__ __forceinline__ bool nothing(int key) const { return key >= end || key + keys <= begin; }
-    __device__ __forceinline__ bool everything(int key) const { return key >= common_begin && key + keys <= common_end; }
 };
 
-__device__ __forceinline__ void mask(Scores& s, const Sight& sight, int query, int key) {
+template <int column_tiles>
+__device__ __forceinline__ void mask(float (&s)[row_tiles][column_tiles][4], const WarpSight& seen, int key) {
     const int own_key = key + lane_id() % 4 * 2;
 #pragma unroll
     for (int i = 0; i < row_tiles; ++i)
 #pragma unroll
         for (int half = 0; half < 2; ++half) {
-            const int row = query + 16 * i + 8 * half + lane_id() / 4;
-            const int first = sight.first(row) - own_key, last = sight.last(row) - own_key;
+            const int row = 16 * i + 8 * half + lane_id() / 4;
+            const int first = seen.first_key[row] - own_key, last = seen.first_position + row - own_key;
 #pragma unroll
-            for (int j = 0; j < keys / 8; ++j)
+            for (int j = 0; j < column_tiles; ++j)
 #pragma unroll
                 for (int e = 0; e < 2; ++e) {
                     const int at = 8 * j + e;
@@ -82,9 +88,9 @@ __device__ __forceinline__ float quad_sum(float v) {
     return v + __shfl_xor_sync(0xffffffffu, v, 2);
 }
 
-// Scores become probabilities relative to the new maximum; what was summed so far shrinks to it.
+// Probabilities relative to the new maximum; what was summed so far shrinks to it.
 template <int D>
-__device__ __forceinline__ void softmax(Scores& s, RowState& state, Output<D>& o, float scale_log2) {
+__device__ __forceinline__ void softmax(const Scores<D>& s, Probabilities<D>& p, RowState& state, Output<D>& o, float scale_log2) {
 #pragma unroll
     for (int i = 0; i < row_tiles; ++i)
 #pragma unroll
@@ -92,19 +98,19 @@ __device__ __forceinline__ void softmax(Scores& s, RowState& state, Output<D>& o
             float& max = state.max[i][half];
             float highest = max;
 #pragma unroll
-            for (int j = 0; j < keys / 8; ++j) highest = fmaxf(highest, fmaxf(s[i][j][2 * half], s[i][j][2 * half + 1]));
+            for (int j = 0; j < step_keys<D> / 8; ++j) highest = fmaxf(highest, fmaxf(s[i][j][2 * half], s[i][j][2 * half + 1]));
             highest = quad_max(highest);
             const float base = highest == -INFINITY ? 0.0f : highest * scale_log2;
             const float shrink = ptx::exp2_approx(fmaf(max, scale_log2, -base));
             max = highest;
             float sum = state.sum[i][half] * shrink;
 #pragma unroll
-            for (int j = 0; j < keys / 8; ++j)
-#pragma unroll
-                for (int e = 2 * half; e < 2 * half + 2; ++e) {
-                    s[i][j][e] = ptx::exp2_approx(fmaf(s[i][j][e], scale_log2, -base));
-                    sum += s[i][j][e];
-                }
+            for (int j = 0; j < step_keys<D> / 8; ++j) {
+                const float low = ptx::exp2_approx(fmaf(s[i][j][2 * half], scale_log2, -base));
+                const float high = ptx::exp2_approx(fmaf(s[i][j][2 * half + 1], scale_log2, -base));
+                sum += low + high;
+                p[i][j][half] = pair(low, high);
+            }
             state.sum[i][half] = sum;
 #pragma unroll
             for (int j = 0; j < D / 8; ++j) {
@@ -115,14 +121,14 @@ __device__ __forceinline__ void softmax(Scores& s, RowState& state, Output<D>& o
 }
 
 template <int D>
-__device__ __forceinline__ void add_values(Output<D>& o, const Scores& p, const Element* v) {
+__device__ __forceinline__ void add_values(Output<D>& o, const Probabilities<D>& p, const Element* v) {
 #pragma unroll
-    for (int k = 0; k < keys / 16; ++k) {
+    for (int k = 0; k < step_keys<D> / 16; ++k) {
         uint32_t a[row_tiles][4];
 #pragma unroll
         for (int i = 0; i < row_tiles; ++i)
 #pragma unroll
-            for (int r = 0; r < 4; ++r) a[i][r] = pair(p[i][2 * k + r / 2][r % 2 * 2], p[i][2 * k + r / 2][r % 2 * 2 + 1]);
+            for (int r = 0; r < 4; ++r) a[i][r] = p[i][2 * k + r / 2][r % 2];
         multiply_step<Along::columns>(o, a, v, Shared<D>::K::stride, 0, 16 * k);
     }
 }
@@ -172,7 +178,7 @@ __device__ __forceinline__ void store_part(const Output<D>& o, const RowState& s
 }
 
 template <int D>
-__global__ void __launch_bounds__(threads, 2) forward(Operands<Element> in, Results<Element> out) {
+__global__ void __launch_bounds__(threads, D == 64 ? 3 : 2) forward(Operands<Element> in, Results<Element> out) {
     using K = typename Shared<D>::K;
     using Q = typename Shared<D>::Q;
     DYNAMIC_SHARED(Element, dynamic);
@@ -181,10 +187,12 @@ __global__ void __launch_bounds__(threads, 2) forward(Operands<Element> in, Resu
     const Sight sight = in.sight(item.b);
     const KeyRange range = keys_of(sight, out, item, queries);
     const int query = item.query + warp_id() * warp_rows;  // of this warp
-    const WarpSight seen(sight, query);
+    const WarpSight seen{shared.first_key + warp_id() * warp_rows, query + in.q_offset,
+                         query < in.Tq ? sight.last(query + warp_rows - 1) : -1};
     const Rows<const Element> k = in.kv_rows(in.k, item.b, in.kv_head(item.h), D), v = in.kv_rows(in.v, item.b, in.kv_head(item.h), D);
     Element* const own_q = shared.q + warp_id() * warp_rows * Q::stride;
 
+    shared.first_key[threadIdx.x] = sight.first(item.query + static_cast<int>(threadIdx.x));
     if (range.begin < range.end) {
         copy_rows<Q, threads>(shared.q, in.q_rows(in.q, item.b, item.h, D), item.query, in.Tq);
         copy_rows<K, threads>(shared.k, k, range.begin, in.Tk);
@@ -208,13 +216,17 @@ __global__ void __launch_bounds__(threads, 2) forward(Operands<Element> in, Resu
             copy_rows<K, threads>(shared.v + (stage ^ 1) * K::elems, v, key + keys, in.Tk);
         }
         ptx::cp_async_commit();
-        if (seen.nothing(key)) continue;
-        Scores s;
-        clear(s);
-        multiply<D>(s, Side<Along::rows, Q>{own_q, 0}, Side<Along::rows, K>{shared.k + stage * K::elems, 0});
-        if (!seen.everything(key)) mask(s, sight, query, key);
-        softmax<D>(s, state, o, in.scale * log2_e);
-        add_values<D>(o, s, shared.v + stage * K::elems);
+#pragma unroll 1
+        for (int at = 0; at < keys; at += step_keys<D>) {
+            if (seen.nothing(key + at, step_keys<D>)) continue;
+            Scores<D> s;
+            clear(s);
+            multiply<D>(s, Side<Along::rows, Q>{own_q, 0}, Side<Along::rows, K>{shared.k + stage * K::elems, at});
+            if (!seen.everything(key + at, step_keys<D>)) mask(s, seen, key + at);
+            Probabilities<D> p;
+            softmax<D>(s, p, state, o, in.scale_log2);
+            add_values<D>(o, p, shared.v + stage * K::elems + at * K::stride);
+        }
     }
     if (out.parts > 1) return store_part<D>(o, state, in, out, item, query);
     store_results<D>(o, state, own_q, in, out, item, query);

@@ -17,8 +17,6 @@ namespace trifold::cuda::attention {
 
 using Element = __nv_bfloat16;
 
-constexpr float log2_e = 1.44269504088896340736f, ln_2 = 0.69314718055994530942f;
-
 template <int rows_, int columns_>
 struct Tile {
     static constexpr int rows = rows_, columns = columns_;

@@ -17,6 +17,8 @@
 
 namespace trifold::cuda::attention {
 
+constexpr float log2_e = 1.44269504088896340736f;
+
 // The queries and keys of one sequence.
 struct Sight {
     const int32_t* doc_start_T;  // of the queries; null: joined
@@ -45,9 +47,9 @@ template <class T>
 struct Operands {
     const T *q, *k, *v;
     const int32_t* doc_start;
-    int64_t q_stride, kv_stride, q_batch_stride, kv_batch_stride;
+    int64_t q_stride, kv_stride, o_stride, q_batch_stride, kv_batch_stride;
     int B, H, K, D, Tq, Tk, q_offset, window;
-    float scale;
+    float scale, scale_log2;  // scale_log2 = scale * log2(e): exp(scale x) = 2^(scale_log2 x)
 
     __device__ __forceinline__ int kv_head(int h) const { return h / (H / K); }
     // Also where the gradients of q, k and v lie, from the given start on.
@@ -62,7 +64,7 @@ struct Operands {
     // o and do are dense.
     template <class P>
     __device__ __forceinline__ Rows<P> o_rows(P* start, int b, int h, int D) const {
-        return {start + (static_cast<int64_t>(b) * Tq * H + h) * D, static_cast<int64_t>(H) * D};
+        return {start + b * Tq * o_stride + static_cast<int64_t>(h) * D, o_stride};
     }
     __device__ __forceinline__ Sight sight(int b) const {
         return {doc_start ? doc_start + static_cast<int64_t>(b) * Tq : nullptr, Tq, Tk, q_offset, window};
@@ -106,6 +108,7 @@ Operands<T> operands(const Args& a, int64_t Tq, int64_t Tk, int64_t q_offset) {
             .doc_start = a.doc_start_N ? elements<const int32_t>(a.doc_start_N) : nullptr,
             .q_stride = a.q_stride,
             .kv_stride = a.kv_stride,
+            .o_stride = a.H * a.D,
             .q_batch_stride = a.q_batch_stride,
             .kv_batch_stride = a.kv_batch_stride,
             .B = narrow(a.B),
@@ -116,7 +119,8 @@ Operands<T> operands(const Args& a, int64_t Tq, int64_t Tk, int64_t q_offset) {
             .Tk = narrow(Tk),
             .q_offset = narrow(q_offset),
             .window = a.window < Tk ? narrow(a.window) : 0,
-            .scale = a.scale};
+            .scale = a.scale,
+            .scale_log2 = a.scale * log2_e};
 }
 
 // Cuts the workspace into arrays, each 16 bytes aligned. Without a start it only counts.
