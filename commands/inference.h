@@ -30,6 +30,9 @@ public:
     // `reserve` runs twice: on the planning arena and on the real one. What it makes the second time may be kept.
     using Reserve = std::function<void(const ParameterTable&, const Tensor& weight, Arena&)>;
     InferenceModel(const Inference&, const Reserve& reserve);
+    ~InferenceModel() { engine_.drain(); }  // what still runs uses the memory
+    InferenceModel(const InferenceModel&) = delete;
+    InferenceModel& operator=(const InferenceModel&) = delete;
 
     const Config& config() const { return config_; }
     const ParameterTable& table() const { return table_; }

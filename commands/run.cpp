@@ -63,6 +63,7 @@ Config train_config(const std::vector<std::string>& args) {
     Config config = parse_config(args, context);
     resolve(config);
     if (!config.origin.contains("train.steps")) throw Problem(Exit::usage, "train.steps is not given: --train.steps=N says how long the run is");
+    prepare_device(config.run);  // before anything is written
     omp_set_num_threads(static_cast<int>(config.run.threads));
     return config;
 }
@@ -193,12 +194,12 @@ void Run::Parts::resume(const FoundCheckpoint& found) {
     origin_of_weights = fmt::format("{} (step {})", found.path, s.step);
 }
 
-// What MFU refers to: the data sheet for bf16 on a GPU that we know, else what products reach here and now.
+// What MFU refers to: the data sheet of a GPU that we know, else what products reach here and now.
 void Run::Parts::find_peak() {
     const DType type = config.train.dtype;
     const char* precision = name_of(type);
     const bool gpu = config.run.device == Device::cuda;
-    if (gpu && type == DType::bf16) peak_flops = cuda::probe().bf16_flops;
+    if (gpu) peak_flops = type == DType::bf16 ? cuda::probe().bf16_flops : cuda::probe().fp32_flops;
     if (peak_flops > 0) {
         peak_origin = fmt::format("{} by the data sheet of the GPU, without sparsity", precision);
         return;
@@ -223,6 +224,7 @@ void Run::Parts::start_logs() {
 void Run::Parts::print_start() const {
     std::fputs(describe(config).c_str(), stdout);
     const auto line = [](const char* label, const std::string& text) { fmt::print("{:<12}{}\n", label, wrapped(text, 12)); };
+    line("device", config.run.device == Device::cuda ? cuda::probe().text : fmt::format("cpu, {} thread{}", config.run.threads, config.run.threads == 1 ? "" : "s"));
     line("data", fmt::format("{}{}", train.description(), config.data.documents == Documents::isolated ? ", documents isolated" : ""));
     line("weights", origin_of_weights);
     line("memory", fmt::format("{}, allocated before the first step", human_bytes(trainer.memory_bytes())));

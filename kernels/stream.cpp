@@ -282,6 +282,13 @@ void StreamEngine::wait_all() {
     if (first) std::rethrow_exception(first);
 }
 
+void StreamEngine::drain() noexcept {
+    try {
+        wait_all();
+    } catch (...) {
+    }
+}
+
 void StreamEngine::observe(StreamObserver observer) {
     state_->observer = std::move(observer);
     if (state_->cuda) state_->cuda->observe(state_->observer);

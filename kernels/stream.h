@@ -142,6 +142,8 @@ public:
     void wait(Ticket ticket);
     // All streams are empty afterwards, also when something failed: the first stream's failure is then thrown.
     void wait_all();
+    // The same for destructors of what the streams use; failures were reported before, or the process ends because of them.
+    void drain() noexcept;
     // To be called when all streams are there, before anything is submitted.
     void observe(StreamObserver observer);
 

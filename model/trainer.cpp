@@ -46,12 +46,7 @@ Trainer::Trainer(const Config& config)
     if (!on_gpu()) linear_prepare();
 }
 
-Trainer::~Trainer() {
-    try {
-        engine_.wait_all();
-    } catch (...) {  // reported before, or the process ends because of it
-    }
-}
+Trainer::~Trainer() { engine_.drain(); }
 
 int64_t Trainer::memory_bytes() const { return arena_->bytes() + (on_gpu() ? 0 : linear_scratch_bytes()); }
 

@@ -15,7 +15,7 @@
 #
 # Prints one table, writes DATE-gpu.md and DATE-gpu.json. Exit code 1 when a number is wrong; slow is reported, not an error.
 set -uo pipefail
-cd "$(dirname "$0")/.."
+cd "$(dirname "$0")/.." || exit
 
 pack= programs= rehearse= out=docs/measured seconds=460
 while [ $# -gt 0 ]; do
@@ -65,7 +65,6 @@ gpu=${gpu:-no GPU found}
 
 wrong=0
 report=$work/report
-json=$work/json
 : >"$report"
 note() { echo "$*" | tee -a "$report"; }
 # verdict NAME SECONDS COMMAND...: runs a step within its time; its last line is shown, all of it when it fails.
@@ -116,15 +115,15 @@ train() {  # train RUN STEPS OPTIONS...   in a subshell: it is replaced by the p
 # ---------------------------------------------------------------- 3 repeatability
 small=(--model.preset=gpt2-124m --model.layers=2 --train.dtype=bf16 --train.seq=256 --train.micro_batch=4)
 [ -z "$rehearse" ] || small=(--model.layers=1 --model.hidden=64 --model.head_dim=64 --model.heads=1 --model.vocab=50257 --model.max_seq=32 --train.dtype=bf16 --train.seq=32 --train.micro_batch=1)
-repeat_run() {
-    local run
-    for run in once again; do
-        (train "repeat-$run" 3 "${small[@]}" --debug.dump_params="$work/$run.params") >"$work/repeat.log" 2>&1 || { tail -n 5 "$work/repeat.log"; return 1; }
-    done
-    cmp "$work/once.params" "$work/again.params" && echo "weights after 3 steps are equal, $(stat -c %s "$work/once.params") bytes"
-}
-verdict_function() { export -f "$2" train; export work trifold device; declare -p small >"$work/small"; verdict "$1" "$3" bash -c "source '$work/small'; $2"; }
-verdict_function "the same seed gives the same bits" repeat_run 200
+cat >"$work/repeat.sh" <<'END'
+for run in once again; do
+    (train "repeat-$run" 3 "$@" --debug.dump_params="$work/$run.params") >"$work/repeat.log" 2>&1 || { tail -n 5 "$work/repeat.log"; exit 1; }
+done
+cmp "$work/once.params" "$work/again.params" && echo "weights after 3 steps are equal, $(stat -c %s "$work/once.params") bytes"
+END
+export -f train
+export work trifold device
+verdict "the same seed gives the same bits" 200 bash "$work/repeat.sh" "${small[@]}"
 
 # ---------------------------------------------------------------- 4 operations
 if [ -n "$rehearse" ]; then

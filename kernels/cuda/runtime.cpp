@@ -17,19 +17,20 @@ namespace {
 
 double gib(size_t bytes) { return static_cast<double>(bytes) / (1 << 30); }
 
-// Dense bf16 tensor-core FLOP/s with fp32 accumulation by NVIDIA's data sheets, without sparsity; the first match counts.
+// FLOP/s by NVIDIA's data sheets: bf16 on tensor cores, dense, with fp32 sums; fp32 without tensor cores. The first match counts.
 struct DataSheet {
     const char* name;
-    double bf16_flops;
+    double bf16_flops, fp32_flops;
 };
-constexpr DataSheet data_sheets[] = {{"B200", 2250e12},     {"H200", 989.4e12}, {"GH200", 989.4e12}, {"H100 PCIe", 756e12}, {"H100 NVL", 835e12},
-                                     {"H100", 989.4e12},    {"A100", 312e12},   {"L40S", 362e12},    {"L4", 121e12},        {"A10", 125e12},
-                                     {"RTX 4090", 165.2e12}, {"RTX 3090", 71e12}};
+constexpr DataSheet data_sheets[] = {
+    {"B200", 2250e12, 80e12},   {"H200", 989.4e12, 66.9e12}, {"H100 PCIe", 756e12, 51.2e12}, {"H100 NVL", 835e12, 60e12}, {"H100", 989.4e12, 66.9e12},
+    {"A100", 312e12, 19.5e12},  {"L40S", 362e12, 91.6e12},   {"L4", 121e12, 30.3e12},        {"A10", 125e12, 31.2e12},
+    {"RTX 4090", 165.2e12, 82.6e12}, {"RTX 3090", 71e12, 35.6e12}};
 
-double data_sheet_rate(const std::string& name) {
+DataSheet data_sheet(const std::string& name) {
     for (const DataSheet& d : data_sheets)
-        if (name.find(d.name) != std::string::npos) return d.bf16_flops;
-    return 0;
+        if (name.find(d.name) != std::string::npos) return d;
+    return {"", 0, 0};
 }
 
 }  // namespace
@@ -56,8 +57,9 @@ Gpu probe() {
     cudaDeviceProp properties;
     CUDA_CHECK(cudaGetDevice(&device));
     CUDA_CHECK(cudaGetDeviceProperties(&properties, device));
+    const DataSheet sheet = data_sheet(properties.name);
     return {GpuState::found, fmt::format("{}, {:.1f} GiB, compute capability {}.{}", properties.name, gib(properties.totalGlobalMem), properties.major, properties.minor),
-            data_sheet_rate(properties.name)};
+            sheet.bf16_flops, sheet.fp32_flops};
 }
 
 void select(int index) {

@@ -15,8 +15,8 @@ namespace trifold::cuda {
 enum class GpuState : uint8_t { found, absent, unusable };
 struct Gpu {
     GpuState state = GpuState::absent;
-    std::string text;       // "NVIDIA H200, 139.8 GiB, compute capability 9.0", or why there is none
-    double bf16_flops = 0;  // dense tensor-core rate by the data sheet; 0: not in our table
+    std::string text;  // "NVIDIA H200, 139.8 GiB, compute capability 9.0", or why there is none
+    double bf16_flops = 0, fp32_flops = 0;  // peaks by the data sheet, bf16 on tensor cores without sparsity; 0: not in our table
 };
 Gpu probe();
 // Whether this build has a CUDA half at all: without one not even memory can be planned.

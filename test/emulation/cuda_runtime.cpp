@@ -87,8 +87,8 @@ struct Runtime {
 };
 
 Runtime& runtime() {
-    static Runtime instance;
-    return instance;
+    static Runtime* const instance = new Runtime;  // outlives whatever asks at the end of the program
+    return *instance;
 }
 
 // The stream that a ticket is of, through the streams that exist.
@@ -145,7 +145,7 @@ cudaError_t cudaGetDevice(int* device) { return *device = 0, cudaSuccess; }
 cudaError_t cudaSetDevice(int device) { return device == 0 ? cudaSuccess : cudaErrorInvalidDevice; }
 cudaError_t cudaGetDeviceProperties(cudaDeviceProp* p, int) {
     *p = {};
-    std::strcpy(p->name, "emulated GPU");
+    std::strcpy(p->name, "emulated H200");
     p->totalGlobalMem = emulation::device_memory;
     p->major = 9;
     p->multiProcessorCount = 4;
