@@ -5,7 +5,7 @@
 #                                                            ARCHS="80 90a 100a"  GPU architectures [that of the GPU found, else 90a]
 BUILD  ?= build
 NATIVE ?= 0
-CUDA   ?= off
+CUDA   ?= auto
 ARCHS  ?=
 JOBS   ?= $(shell nproc)
 CMAKE_FLAGS = -DCMAKE_BUILD_TYPE=Release -DTRIFOLD_NATIVE=$(NATIVE) -DTRIFOLD_CUDA=$(CUDA) "-DTRIFOLD_ARCHS=$(subst $(eval) ,;,$(strip $(ARCHS)))"

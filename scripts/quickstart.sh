@@ -16,7 +16,8 @@ die() { echo "quickstart: $*" >&2; exit 1; }
 
 say "packages and build"
 scripts/install_packages.sh
-make NATIVE="${NATIVE:-1}"
+# Without a GPU its half is left out, which takes most of the time to compile.
+make NATIVE="${NATIVE:-1}" CUDA="$(nvidia-smi -L >/dev/null 2>&1 && echo auto || echo off)"
 trifold=$root/build/trifold
 mkdir -p "$dir"
 

@@ -26,6 +26,10 @@ run "includes point downwards"      scripts/check_includes.sh
 for tests in "$build"/test_*; do
     [ -x "$tests" ] && run "unit: $(basename "$tests" | sed 's/^test_//')" "$tests"
 done
+if [ -x "$build/emulated_clang" ] || [ -x "$build/emulated_asan" ]; then
+    run "GPU half: device code"     scripts/check_device_code.sh "$build"
+    run "GPU half: on the emulator" scripts/run_emulated.sh "$build"
+fi
 run "golden: Hugging Face parity"   test/golden/run_golden.sh "$build/trifold"
 run "bad input"                     test/drills/bad_input.sh "$build/trifold"
 run "kill -9 and resume"            test/drills/kill_resume.sh "$build/trifold"
