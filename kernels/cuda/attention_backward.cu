@@ -1,23 +1,28 @@
-// kernels/cuda/attention_backward.cu   Gradients of flash attention (Dao, arXiv 2307.08691, algorithm 2), bf16, no float atomics.
+// kernels/cuda/attention_backward.cu   Gradients of flash attention (Dao, arXiv 2307.08691, algorithm 2), bf16.
 //
-// Block      128 keys of one query head, 8 warps; a loop over the tiles of queries that see some of them (64 queries, at D 64
-//            128). K and V stay, Q, dO and the queries' rows (attention_backward.cuh) arrive by cp.async one tile ahead.
-// One step     S = Q K^T   P = exp(scale S - lse)   dP = dO V^T   dS = P (dP - delta)      P, dS to shared memory as bf16
-//              dV += P^T dO   dK += dS^T Q   (accumulators stay in registers)   dQ += dS K   (in memory, see below)
-// Why one    kernel: dK, dV and dQ from one pass are 5 products of tiles; a kernel for dK, dV and another for dQ would make S
-//            and dP twice, 7 products for the same result, and the tensor cores are the limit here.
-// Order      dQ of a query tile is a sum over the blocks of its keys. They take turns, highest keys first: each adds to an
-//            fp32 tile, the last one rounds the sum to dq. Starting on the diagonal, the block of lower keys comes to every
-//            query tile at least one step after its neighbour above, so nobody waits while blocks advance alike, and tiles
-//            are still in the L2 cache. The heads that share keys take turns in the same way for dK and dV.
-// Turns      are safe in any order of blocks: what a block works on is decided by a ticket that it draws when it starts, and
-//            it only ever waits for blocks of lower tickets, which run already or are done.
-// Traffic    per step Q, dO (32 KiB at D 128) and dQ in and out (64 KiB), from L2; the rest once.
-// Shared     K, V [128, D], Q, dO [queries, D] twice, P, dS [queries, 128]: 172 KiB at D 128, 184 KiB at D 64.
-// Numerics   fp32 accumulation in a fixed order, one rounding of each gradient. P and dS are rounded to bf16 for products:
+// Block      128 keys of one query head, 8 warps; a loop over the tiles of queries that see some of them (64 queries,
+// at
+//            D 64 128). K and V stay; Q, dO and the queries' rows (attention_backward.cuh) arrive by cp.async one tile
+//            ahead.
+// One step     S = Q K^T   P = exp(scale S - lse)   dP = dO V^T   dS = P (dP - delta)   P, dS to shared memory as bf16
+//              dV += P^T dO   dK += dS^T Q (accumulators stay in registers)   dQ += dS K (in memory, see below)
+// One kernel makes dK, dV and dQ with 5 products of tiles. One for dK, dV and another for dQ would make S and dP twice,
+// 7
+//            products for the same result, and the tensor cores are the limit here.
+// Order      dQ of a query tile is a sum over the blocks of its keys, without float atomics: they take turns, highest
+//            keys first. Each adds to an fp32 tile, the last one rounds the sum to dq. Starting on the diagonal, a
+//            block comes to every query tile at least one step after its neighbour of higher keys, so nobody waits
+//            while blocks advance alike, and the tile is still in the L2 cache. The heads that share keys take turns in
+//            the same way for dK and dV.
+// Turns      are safe in whatever order blocks start: what a block works on is decided by a ticket that it draws, and
+// it
+//            only ever waits for blocks of lower tickets, which run already or are done.
+// Traffic    per step Q and dO (32 KiB at D 128) and dQ in and out (64 KiB), from L2; the rest once.
+// Shared     K, V [128, D], Q, dO [queries, D] twice, P, dS [queries, 128]: 172 KiB at D 128, 180 KiB at D 64.
+// Numerics   fp32 accumulation in a fixed order, one rounding of each gradient. P and dS are rounded to bf16 for
+// products:
 //            |error of dv| <= 2^-8 (sum P |dO| + |dv|),  |error of dk| <= 2^-8 (scale sum |dS| |Q| + |dk|),  dq alike.
 #include "kernels/cuda/attention_backward.cuh"
-
 #include "kernels/cuda/attention_fragments.cuh"
 
 namespace trifold::cuda {
@@ -45,7 +50,8 @@ struct Shape {
 template <int D>
 struct Shared {
     using S = Shape<D>;
-    static constexpr int bytes = 2 * S::K::bytes + 4 * S::Q::bytes + 2 * S::P::bytes + 2 * S::queries * static_cast<int>(sizeof(QueryRow));
+    static constexpr int bytes =
+        2 * S::K::bytes + 4 * S::Q::bytes + 2 * S::P::bytes + 2 * S::queries * static_cast<int>(sizeof(QueryRow));
     Element *k, *v, *p, *ds, *q, *d_o;  // q, d_o and rows: two tiles each
     QueryRow* rows;
 
@@ -69,8 +75,8 @@ struct Gradients {
     int padded_T;
 };
 
-// One tile of keys of one query head, and where its queries' rows are. It lies in shared memory, so that no registers hold it
-// through the loop over query tiles.
+// One tile of keys of one query head, and where its queries' rows are. It lies in shared memory, so that no registers
+// hold it through the loop over query tiles.
 struct Item {
     int b, h, kv, key_block;
     Rows<const Element> q, d_o;
@@ -81,11 +87,14 @@ struct Item {
 
     __device__ __forceinline__ int key() const { return key_block * keys; }
     // Among those of all key/value heads.
-    __device__ __forceinline__ int64_t key_tile(int K, int key_blocks) const { return (static_cast<int64_t>(b) * K + kv) * key_blocks + key_block; }
+    __device__ __forceinline__ int64_t key_tile(int K, int key_blocks) const {
+        return (static_cast<int64_t>(b) * K + kv) * key_blocks + key_block;
+    }
 };
 
 template <int D>
-__device__ __forceinline__ Item item_of(int ticket, const Operands<Element>& in, const Gradients& out, int key_blocks, int query_tiles) {
+__device__ __forceinline__ Item item_of(int ticket, const Operands<Element>& in, const Gradients& out, int key_blocks,
+                                        int query_tiles) {
     const int bh = ticket / key_blocks, b = bh / in.H, h = bh % in.H;
     return {.b = b,
             .h = h,
@@ -143,8 +152,8 @@ __device__ __forceinline__ void store_sums(const float (&acc)[row_tiles][column_
 
 // S becomes P and dP becomes dS, exactly zero where nothing is seen.
 template <bool whole, int column_tiles>
-__device__ __forceinline__ void softmax_gradient(float (&s)[2][column_tiles][4], float (&dp)[2][column_tiles][4], const QueryRow* rows, int query,
-                                                 int key, float scale_log2) {
+__device__ __forceinline__ void softmax_gradient(float (&s)[2][column_tiles][4], float (&dp)[2][column_tiles][4],
+                                                 const QueryRow* rows, int query, int key, float scale_log2) {
 #pragma unroll
     for (int i = 0; i < 2; ++i)
 #pragma unroll
@@ -171,7 +180,8 @@ __device__ __forceinline__ void softmax_gradient(float (&s)[2][column_tiles][4],
 
 // P and dS of a query tile, to shared memory.
 template <int D>
-__device__ __forceinline__ void make_probabilities(const Shared<D>& shared, int stage, int query, int key, float scale_log2) {
+__device__ __forceinline__ void make_probabilities(const Shared<D>& shared, int stage, int query, int key,
+                                                   float scale_log2) {
     using S = Shape<D>;
     const int row = warp_id() % S::score_warps * 32, column = warp_id() / S::score_warps * S::score_columns;
     const QueryRow* const rows = shared.rows + stage * S::queries + row;
@@ -180,8 +190,10 @@ __device__ __forceinline__ void make_probabilities(const Shared<D>& shared, int 
     clear(s);
     clear(dp);
     if (first_key <= first_query + 31 && last_key >= rows[0].first_key) {
-        multiply<D>(s, Side<Along::rows, typename S::Q>{shared.q + stage * S::Q::elems, row}, Side<Along::rows, typename S::K>{shared.k, column});
-        multiply<D>(dp, Side<Along::rows, typename S::Q>{shared.d_o + stage * S::Q::elems, row}, Side<Along::rows, typename S::K>{shared.v, column});
+        multiply<D>(s, Side<Along::rows, typename S::Q>{shared.q + stage * S::Q::elems, row},
+                    Side<Along::rows, typename S::K>{shared.k, column});
+        multiply<D>(dp, Side<Along::rows, typename S::Q>{shared.d_o + stage * S::Q::elems, row},
+                    Side<Along::rows, typename S::K>{shared.v, column});
         if (last_key <= first_query && first_key >= rows[31].first_key)
             softmax_gradient<true>(s, dp, rows, first_query, first_key, scale_log2);
         else
@@ -192,8 +204,9 @@ __device__ __forceinline__ void make_probabilities(const Shared<D>& shared, int 
 }
 
 template <int D>
-__device__ __forceinline__ void add_key_gradients(typename Shape<D>::KeyGradient& dk, typename Shape<D>::KeyGradient& dv,
-                                                  const Shared<D>& shared, int stage, int query, int key) {
+__device__ __forceinline__ void add_key_gradients(typename Shape<D>::KeyGradient& dk,
+                                                  typename Shape<D>::KeyGradient& dv, const Shared<D>& shared,
+                                                  int stage, int query, int key) {
     using S = Shape<D>;
     const int row = warp_id() % S::key_warps * 32, column = warp_id() / S::key_warps * S::key_columns;
     if (key + row > query + S::queries - 1) return;  // nobody sees these keys
@@ -207,11 +220,13 @@ template <int D>
 __device__ __forceinline__ void add_query_gradients(typename Shape<D>::QueryGradient& dq, const Shared<D>& shared) {
     using S = Shape<D>;
     const int row = warp_id() % S::dq_warps * S::dq_rows, column = warp_id() / S::dq_warps * S::dq_columns;
-    multiply<keys>(dq, Side<Along::rows, typename S::P>{shared.ds, row}, Side<Along::columns, typename S::K>{shared.k, column});
+    multiply<keys>(dq, Side<Along::rows, typename S::P>{shared.ds, row},
+                   Side<Along::columns, typename S::K>{shared.k, column});
 }
 
 template <int D>
-__device__ __forceinline__ void store_query_gradients(const typename Shape<D>::QueryGradient& dq, float scale, Rows<Element> to, int query, int T) {
+__device__ __forceinline__ void store_query_gradients(const typename Shape<D>::QueryGradient& dq, float scale,
+                                                      Rows<Element> to, int query, int T) {
     using S = Shape<D>;
     const int first_row = query + warp_id() % S::dq_warps * S::dq_rows + lane_id() / 4;
     const int column = warp_id() / S::dq_warps * S::dq_columns + lane_id() % 4 * 2;
@@ -230,7 +245,8 @@ __device__ __forceinline__ void store_query_gradients(const typename Shape<D>::Q
 // ---------------------------------------------------------------- the block
 
 // Tiles from `first_tile` on whose first query sees a key before `end_key`.
-__device__ __forceinline__ int count_tiles(const QueryRow* rows, int first_tile, int tiles, int tile_queries, int end_key) {
+__device__ __forceinline__ int count_tiles(const QueryRow* rows, int first_tile, int tiles, int tile_queries,
+                                           int end_key) {
     int count = 0;
     for (int base = first_tile; base < tiles; base += threads) {
         const int m = base + static_cast<int>(threadIdx.x);
@@ -250,8 +266,9 @@ __device__ __forceinline__ void copy_queries(const Shared<D>& shared, int stage,
 
 // dk and dv of the block's keys, added to those of the heads before it in the group.
 template <int D>
-__device__ __forceinline__ void finish_keys(typename Shape<D>::KeyGradient& dk, typename Shape<D>::KeyGradient& dv, const Shared<D>& shared,
-                                            const Operands<Element>& in, const Gradients& out, const Item& item, int key_blocks) {
+__device__ __forceinline__ void finish_keys(typename Shape<D>::KeyGradient& dk, typename Shape<D>::KeyGradient& dv,
+                                            const Shared<D>& shared, const Operands<Element>& in, const Gradients& out,
+                                            const Item& item, int key_blocks) {
     using S = Shape<D>;
     const int group = in.H / in.K, turn = item.h % group;
     const int64_t at = item.key_tile(in.K, key_blocks) * (keys * D / 4);
@@ -315,7 +332,8 @@ __global__ void __launch_bounds__(threads, 1) backward(Operands<Element> in, Gra
         if (threadIdx.x == 0 && turn > 0) wait_for_turn(turns_at(query), turn);
         __syncthreads();  // P and dS are complete, and so are the sums of the turns before
 
-        float4* const sums = out.dq_sums + static_cast<int64_t>(item.first_tile + query / S::queries) * (S::queries * D / 4);
+        float4* const sums =
+            out.dq_sums + static_cast<int64_t>(item.first_tile + query / S::queries) * (S::queries * D / 4);
         typename S::QueryGradient dq;
         clear(dq);
         if (turn > 0) load_sums(dq, sums);
@@ -388,7 +406,8 @@ void attention_backward(cudaStream_t stream, const AttentionBackward& a) {
 }
 
 int64_t attention_workspace(const AttentionBackward& a) {
-    return a.q_NHD.dtype == DType::bf16 ? attention::cut_workspace(a, nullptr).bytes : attention::backward_fp32_workspace(a);
+    return a.q_NHD.dtype == DType::bf16 ? attention::cut_workspace(a, nullptr).bytes
+                                        : attention::backward_fp32_workspace(a);
 }
 
 }  // namespace trifold::cuda

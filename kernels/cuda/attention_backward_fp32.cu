@@ -1,8 +1,8 @@
-// kernels/cuda/attention_backward_fp32.cu   Gradients of flash attention in fp32, the same formulas as attention_backward.cu.
+// kernels/cuda/attention_backward_fp32.cu   Gradients of flash attention in fp32, as in attention_backward.cu.
 //
 // Kernels    one for dk and dv: a block has 64 keys of a key/value head and goes through the heads of its group and the
-//            query tiles that see them; one for dq: a block has 64 queries and goes through their keys. S and dP are made in
-//            both: 7 products instead of 5, and no block depends on another.
+//            query tiles that see them; one for dq: a block has 64 queries and goes through their keys. S and dP are
+//            made in both: 7 products instead of 5, and no block depends on another.
 // Shared     K, V, Q, dO [64, D] and two squares [64, 64]: 166 KiB at D 128.
 // Numerics   fp32 throughout, sums in a fixed order.
 #include "kernels/cuda/attention_backward.cuh"
@@ -34,13 +34,15 @@ struct Gradients {
     const QueryRow* rows;  // [B, H, padded_T]
     int padded_T;
 
-    __device__ __forceinline__ const QueryRow* rows_of(int bh) const { return rows + static_cast<int64_t>(bh) * padded_T; }
+    __device__ __forceinline__ const QueryRow* rows_of(int bh) const {
+        return rows + static_cast<int64_t>(bh) * padded_T;
+    }
 };
 
 // P and dS of the tiles in shared memory, zero where nothing is seen. `rows` begin at `query`.
 template <int D>
-__device__ __forceinline__ void make_probabilities(Square& p, Square& ds, const Shared<D>& shared, const QueryRow* rows, int query, int key,
-                                                   float scale) {
+__device__ __forceinline__ void make_probabilities(Square& p, Square& ds, const Shared<D>& shared, const QueryRow* rows,
+                                                   int query, int key, float scale) {
     multiply_rows<D>(p, shared.q, shared.k);
     multiply_rows<D>(ds, shared.d_o, shared.v);
 #pragma unroll

@@ -1,20 +1,23 @@
-// kernels/cuda/attention_forward.cu   o = softmax(scale * q k^T + mask) v in the flash form (Dao, arXiv 2307.08691), bf16.
+// kernels/cuda/attention_forward.cu   o = softmax(scale * q k^T + mask) v in the flash form (Dao, arXiv 2307.08691),
+// bf16.
 //
-// Block      128 queries of one head, 4 warps of 32; a loop over tiles of 64 keys and values that some of the queries see.
-//            The next tile is on its way by cp.async while one is worked on: one barrier per tile. A warp passes over
-//            tiles that none of its own queries sees, and masks only where one of them does not see all.
-// One step   S = Q K^T;  m' = max(m, rowmax S);  P = exp(scale (S - m'));  l = l exp(scale (m - m')) + rowsum P;
-//            O = O exp(scale (m - m')) + P V.  S, P and O stay in registers: the accumulators of S are, rounded to bf16,
-//            already the left operand of P V.
-// Shared     Q [128, D], then K, V [64, D] twice: 102 KiB at D 128, so that two blocks fit on an SM: while one does its
-//            softmax the other keeps the tensor cores busy.
+// Block      128 queries of one head, 4 warps of 32; a loop over tiles of 64 keys and values that some of the queries
+// see.
+//            The next tile is on its way by cp.async while one is worked on: one barrier per tile.
+// One step   32 keys, so that S, P and O fit into registers. A warp passes over steps of which none of its own queries
+//            sees anything, and masks only where one of them does not see all.
+//            S = Q K^T;  m' = max(m, rowmax S);  P = exp(scale (S - m'));  l = l exp(scale (m - m')) + rowsum P;
+//            O = O exp(scale (m - m')) + P V.  The accumulators of S, rounded to bf16, are the left operand of P V.
+// Shared     Q [128, D], then K, V [64, D] twice: 103 KiB at D 128, so that two blocks fit on an SM (at D 64 three):
+// while
+//            one does its softmax another keeps the tensor cores busy.
 // Traffic    q, o once; k, v once per 128 queries and head, from L2 (attention_forward.cuh).
-// Numerics   fp32 scores, statistics and sums in a fixed order; exponentials in base 2 (2^-22 relative). P is rounded to bf16
-//            before P V, the sum l is of the unrounded P: |error of o| <= 2^-8 (sum_j P_j |v_j| / l + |o|).
+// Numerics   fp32 scores, statistics and sums in a fixed order; exponentials in base 2 (2^-22 relative). P is rounded
+// to
+//            bf16 before P V, the sum l is of the unrounded P: |error of o| <= 2^-8 (sum_j P_j |v_j| / l + |o|).
 // Saves      lse = m + log(l), from which the backward pass makes P again.
 // A query that sees no key gets o = 0 and lse = -infinity.
 #include "kernels/cuda/attention_forward.cuh"
-
 #include "kernels/cuda/attention_fragments.cuh"
 
 namespace trifold::cuda {
@@ -40,7 +43,8 @@ constexpr int step_keys = 32;
 template <int D>
 using Scores = float[row_tiles][step_keys<D> / 8][4];
 template <int D>
-using Probabilities = uint32_t[row_tiles][step_keys<D> / 8][2];  // two neighbours of a row each: the upper and the lower half of a fragment
+using Probabilities = uint32_t[row_tiles][step_keys<D> / 8]
+                              [2];  // two neighbours of a row each: the upper and the lower half of a fragment
 template <int D>
 using Output = float[row_tiles][D / 8][4];
 
@@ -49,12 +53,15 @@ struct RowState {
     float max[row_tiles][2], sum[row_tiles][2];
 };
 
-// What the queries of a warp see: first_key of each, the position of the first of them, and that of the last one that exists.
+// What the queries of a warp see: first_key of each, the position of the first of them, and that of the last one that
+// exists.
 struct WarpSight {
     const int* first_key;
     int first_position, last_position;
 
-    __device__ __forceinline__ bool nothing(int key, int keys) const { return key > last_position || key + keys <= first_key[0]; }
+    __device__ __forceinline__ bool nothing(int key, int keys) const {
+        return key > last_position || key + keys <= first_key[0];
+    }
     __device__ __forceinline__ bool everything(int key, int keys) const {
         return key + keys - 1 <= first_position && key >= first_key[warp_rows - 1];
     }
@@ -90,7 +97,8 @@ __device__ __forceinline__ float quad_sum(float v) {
 
 // Probabilities relative to the new maximum; what was summed so far shrinks to it.
 template <int D>
-__device__ __forceinline__ void softmax(const Scores<D>& s, Probabilities<D>& p, RowState& state, Output<D>& o, float scale_log2) {
+__device__ __forceinline__ void softmax(const Scores<D>& s, Probabilities<D>& p, RowState& state, Output<D>& o,
+                                        float scale_log2) {
 #pragma unroll
     for (int i = 0; i < row_tiles; ++i)
 #pragma unroll
@@ -98,7 +106,8 @@ __device__ __forceinline__ void softmax(const Scores<D>& s, Probabilities<D>& p,
             float& max = state.max[i][half];
             float highest = max;
 #pragma unroll
-            for (int j = 0; j < step_keys<D> / 8; ++j) highest = fmaxf(highest, fmaxf(s[i][j][2 * half], s[i][j][2 * half + 1]));
+            for (int j = 0; j < step_keys<D> / 8; ++j)
+                highest = fmaxf(highest, fmaxf(s[i][j][2 * half], s[i][j][2 * half + 1]));
             highest = quad_max(highest);
             const float base = highest == -INFINITY ? 0.0f : highest * scale_log2;
             const float shrink = ptx::exp2_approx(fmaf(max, scale_log2, -base));
@@ -135,8 +144,9 @@ __device__ __forceinline__ void add_values(Output<D>& o, const Probabilities<D>&
 
 // The warp's rows as results, through its rows of the Q tile, which nobody else reads.
 template <int D>
-__device__ __forceinline__ void store_results(const Output<D>& o, const RowState& state, Element* own_q, const Operands<Element>& in,
-                                              const Results<Element>& out, const Item& item, int query) {
+__device__ __forceinline__ void store_results(const Output<D>& o, const RowState& state, Element* own_q,
+                                              const Operands<Element>& in, const Results<Element>& out,
+                                              const Item& item, int query) {
     using Q = typename Shared<D>::Q;
     Element* const own = own_q + lane_id() / 4 * Q::stride + lane_id() % 4 * 2;
     const int64_t lse_row = (static_cast<int64_t>(item.b) * in.H + item.h) * in.Tq;
@@ -151,7 +161,8 @@ __device__ __forceinline__ void store_results(const Output<D>& o, const RowState
                 out.lse[lse_row + row] = fmaf(state.max[i][half], in.scale, logf(sum));
 #pragma unroll
             for (int j = 0; j < D / 8; ++j)
-                store_pair(own + (16 * i + 8 * half) * Q::stride + 8 * j, o[i][j][2 * half] * inverse, o[i][j][2 * half + 1] * inverse);
+                store_pair(own + (16 * i + 8 * half) * Q::stride + 8 * j, o[i][j][2 * half] * inverse,
+                           o[i][j][2 * half + 1] * inverse);
         }
     __syncwarp();
     store_rows<Q, warp_rows, 32>(own_q, in.o_rows(out.o, item.b, item.h, D), query, in.Tq, lane_id());
@@ -189,7 +200,8 @@ __global__ void __launch_bounds__(threads, D == 64 ? 3 : 2) forward(Operands<Ele
     const int query = item.query + warp_id() * warp_rows;  // of this warp
     const WarpSight seen{shared.first_key + warp_id() * warp_rows, query + in.q_offset,
                          query < in.Tq ? sight.last(query + warp_rows - 1) : -1};
-    const Rows<const Element> k = in.kv_rows(in.k, item.b, in.kv_head(item.h), D), v = in.kv_rows(in.v, item.b, in.kv_head(item.h), D);
+    const Rows<const Element> k = in.kv_rows(in.k, item.b, in.kv_head(item.h), D),
+                              v = in.kv_rows(in.v, item.b, in.kv_head(item.h), D);
     Element* const own_q = shared.q + warp_id() * warp_rows * Q::stride;
 
     shared.first_key[threadIdx.x] = sight.first(item.query + static_cast<int>(threadIdx.x));

@@ -1,11 +1,14 @@
-// kernels/cuda/attention_forward.cuh   What the forward kernels of both element types share: the order of the blocks, and
-// the parts of a few queries that read a long cache.
+// kernels/cuda/attention_forward.cuh   What the forward kernels of both element types share: order of blocks, and
+// parts.
 //
-// Order   The last queries of a sequence see most keys, so their blocks go first. Blocks that run at the same time should
-//         share keys and values in the L2 cache: heads come in sections of at most `section_bytes` of them, one section after
-//         another, heaviest tiles first inside each.
-// Parts   Up to `split_queries` queries would leave most of the GPU idle: their keys are cut into parts, one block each, and
-//         a second kernel merges the parts, in order, by their maxima and sums. The cut depends on the number of keys alone.
+// Order   The last queries of a sequence see most keys, so their blocks go first. Blocks that run at the same time
+// should
+//         share keys and values in the L2 cache: heads come in sections with at most `section_bytes` of them, one
+//         section after another, heaviest tiles first inside each.
+// Parts   Up to `split_queries` queries would leave most of the GPU idle: their keys are cut into parts, one block
+// each,
+//         and a second kernel merges the parts, in order, by their maxima and sums. The cut depends on the number of
+//         keys alone.
 #pragma once
 #include "kernels/cuda/attention_operands.cuh"
 
@@ -41,7 +44,8 @@ struct KeyRange {
     int begin, end;  // begin is a multiple of the key tile
 };
 template <class T>
-__device__ __forceinline__ KeyRange keys_of(const Sight& sight, const Results<T>& out, const Item& item, int tile_queries) {
+__device__ __forceinline__ KeyRange keys_of(const Sight& sight, const Results<T>& out, const Item& item,
+                                            int tile_queries) {
     int begin = sight.first(item.query), end = sight.last(item.query + tile_queries - 1) + 1;
     if (out.parts > 1) {
         begin = max(begin, item.part * out.part_keys);
@@ -110,8 +114,8 @@ Grid grid(const AttentionForward& a, const Results<T>& out, int threads, int sha
 template <class T>
 void merge(cudaStream_t stream, const AttentionForward& a, const Results<T>& out) {
     if (out.parts == 1) return;
-    launch(stream, {.blocks = dim3(static_cast<unsigned>(narrow(a.B * a.H * a.Tq))), .threads = dim3(128)}, merge_parts<T>, out,
-           narrow(a.H), narrow(a.Tq), narrow(a.D));
+    launch(stream, {.blocks = dim3(static_cast<unsigned>(narrow(a.B * a.H * a.Tq))), .threads = dim3(128)},
+           merge_parts<T>, out, narrow(a.H), narrow(a.Tq), narrow(a.D));
 }
 
 void forward_fp32(cudaStream_t stream, const AttentionForward& a);

@@ -1,4 +1,4 @@
-// kernels/cuda/attention_forward_fp32.cu   o = softmax(scale * q k^T + mask) v in fp32, the same steps as attention_forward.cu.
+// kernels/cuda/attention_forward_fp32.cu   o = softmax(scale * q k^T + mask) v in fp32, as in attention_forward.cu.
 //
 // Block      64 queries of one head, 256 threads; a loop over tiles of 64 keys and values that some of the queries see.
 // Shared     Q, K, V [64, D] and P^T [64, 64]: 116 KiB at D 128.
@@ -32,7 +32,8 @@ __device__ __forceinline__ float row_sum(float v) {
 
 // Scores become probabilities relative to the new maximum; what was summed so far shrinks to it.
 template <int D>
-__device__ __forceinline__ void softmax(Square& s, RowState& state, Wide<D>& o, const Sight& sight, int query, int key, float scale) {
+__device__ __forceinline__ void softmax(Square& s, RowState& state, Wide<D>& o, const Sight& sight, int query, int key,
+                                        float scale) {
 #pragma unroll
     for (int i = 0; i < 4; ++i) {
         const int row = query + 4 * thread_y() + i, first = sight.first(row), last = sight.last(row);
@@ -56,8 +57,8 @@ __device__ __forceinline__ void softmax(Square& s, RowState& state, Wide<D>& o, 
 }
 
 template <int D>
-__device__ __forceinline__ void store_results(const Wide<D>& o, const RowState& state, const Operands<float>& in, const Results<float>& out,
-                                              const Item& item) {
+__device__ __forceinline__ void store_results(const Wide<D>& o, const RowState& state, const Operands<float>& in,
+                                              const Results<float>& out, const Item& item) {
     const int64_t head_row = (static_cast<int64_t>(item.b) * in.H + item.h) * in.Tq;
     const float unscaled[4] = {1.0f, 1.0f, 1.0f, 1.0f};
     float inverse[4];
@@ -73,7 +74,9 @@ __device__ __forceinline__ void store_results(const Wide<D>& o, const RowState& 
     }
     if (out.parts > 1) {
         const int64_t stride = static_cast<int64_t>(out.parts) * D;
-        fp32::store_rows<D>(o, unscaled, {out.partial_o + head_row * stride + static_cast<int64_t>(item.part) * D, stride}, item.query, in.Tq);
+        fp32::store_rows<D>(o, unscaled,
+                            {out.partial_o + head_row * stride + static_cast<int64_t>(item.part) * D, stride},
+                            item.query, in.Tq);
     } else {
         fp32::store_rows<D>(o, inverse, in.o_rows(out.o, item.b, item.h, D), item.query, in.Tq);
     }

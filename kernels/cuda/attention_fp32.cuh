@@ -1,8 +1,8 @@
 // kernels/cuda/attention_fp32.cuh   fp32 tiles in shared memory and their products by plain multiply-adds, no TF32.
 //
-// Tiles     64 queries by 64 keys, 256 threads as 16 x 16. Of a square, thread (x, y) holds rows 4 y + i and columns x + 16 j;
-//           of a result with D columns, rows 4 y + i and columns 2 x + 32 c and the next. Rows of D numbers are padded to
-//           D + 4: sixteen threads that read one column of sixteen rows, 16 bytes each, meet no bank conflicts.
+// Tiles     64 queries by 64 keys, 256 threads as 16 x 16. Of a square, thread (x, y) holds rows 4 y + i and columns
+//           x + 16 j; of a result with D columns, rows 4 y + i and columns 2 x + 32 c and the next. Rows of D numbers
+//           are padded to D + 4: threads that read one column of different rows, 16 bytes each, meet no bank conflicts.
 // Squares   are stored with k running down: [k][64 + 4], so that a product reads its four rows as one float4.
 // Purpose   the numerical reference on the GPU; clarity before speed.
 #pragma once
@@ -15,7 +15,7 @@ constexpr int tile = 64, threads = 256, square_stride = tile + 4, square_elems =
 template <int D>
 constexpr int row_stride = D + 4;
 template <int D>
-constexpr int tile_elems = tile * row_stride<D>;
+constexpr int tile_elems = tile* row_stride<D>;
 
 using Square = float[4][4];
 template <int D>
@@ -87,7 +87,8 @@ __device__ __forceinline__ void add_product(Wide<D>& sum, const float* square, c
 __device__ __forceinline__ void store_transposed(const Square& s, float* square) {
 #pragma unroll
     for (int j = 0; j < 4; ++j)
-        store(square + (thread_x() + 16 * j) * square_stride + 4 * thread_y(), Floats<4>{{s[0][j], s[1][j], s[2][j], s[3][j]}});
+        store(square + (thread_x() + 16 * j) * square_stride + 4 * thread_y(),
+              Floats<4>{{s[0][j], s[1][j], s[2][j], s[3][j]}});
 }
 __device__ __forceinline__ void store_square(const Square& s, float* square) {
 #pragma unroll
@@ -98,7 +99,8 @@ __device__ __forceinline__ void store_square(const Square& s, float* square) {
 
 // x * factor to the rows [first, first + 64) that are before `end`.
 template <int D>
-__device__ __forceinline__ void store_rows(const Wide<D>& x, const float (&factor)[4], Rows<float> to, int first, int end) {
+__device__ __forceinline__ void store_rows(const Wide<D>& x, const float (&factor)[4], Rows<float> to, int first,
+                                           int end) {
 #pragma unroll
     for (int i = 0; i < 4; ++i) {
         const int row = first + 4 * thread_y() + i;

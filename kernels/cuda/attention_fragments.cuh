@@ -1,11 +1,12 @@
 // kernels/cuda/attention_fragments.cuh   bf16 tiles in shared memory and products of them on the tensor cores.
 //
 // Tile       rows of `columns` elements, each padded by 16 bytes: eight rows at one column then lie in eight different
-//            groups of four banks, so ldmatrix, and 4-byte stores of accumulators, never meet in a bank. Unlike a swizzle,
-//            padding leaves every address a constant away from the lane's own.
-// Product    acc[i][j] += A B of one warp, in steps of m16n8k16. A operand is read by ldmatrix where its k runs along the
-//            rows of the tile, by ldmatrix.trans where it runs down the columns. Two column tiles come from one ldmatrix.x4;
-//            with 32 rows per warp each is used four times, which is what keeps shared memory from being the limit.
+//            groups of four banks, so ldmatrix, and 4-byte stores of accumulators, never meet in a bank. Unlike a
+//            swizzle, padding leaves every address a constant away from the lane's own.
+// Product    acc[i][j] += A B of one warp, in steps of m16n8k16. An operand is read by ldmatrix where its k runs along
+// the
+//            rows of the tile, by ldmatrix.trans where it runs down the columns. One ldmatrix.x4 brings two column
+//            tiles; with 32 rows per warp it serves four products, which keeps shared memory from being the limit.
 // Fragment   element e of acc[i][j] is row 16 i + lane / 4 + 8 (e / 2), column 8 j + 2 (lane % 4) + e % 2.
 #pragma once
 #include <cstring>
@@ -52,7 +53,8 @@ __device__ __forceinline__ void copy_rows(Element* tile, Rows<const Element> fro
     }
 }
 
-// The first `rows` rows of a tile to memory, 16 bytes at a time, by `threads` threads; the last row stored is before `end`.
+// The first `rows` rows of a tile to memory, 16 bytes at a time, by `threads` threads; the last row stored is before
+// `end`.
 template <class T, int rows, int threads>
 __device__ __forceinline__ void store_rows(const Element* tile, Rows<Element> to, int first, int end, int thread) {
     using P = Packs<Tile<rows, T::columns>, threads>;
@@ -102,8 +104,9 @@ __device__ __forceinline__ void clear(float (&acc)[row_tiles][column_tiles][4]) 
 
 // acc += a B for one step of k, B at column j0.
 template <Along b_along, int row_tiles, int column_tiles>
-__device__ __forceinline__ void multiply_step(float (&acc)[row_tiles][column_tiles][4], const uint32_t (&a)[row_tiles][4],
-                                              const Element* b_tile, int b_stride, int j0, int k0) {
+__device__ __forceinline__ void multiply_step(float (&acc)[row_tiles][column_tiles][4],
+                                              const uint32_t (&a)[row_tiles][4], const Element* b_tile, int b_stride,
+                                              int j0, int k0) {
     static_assert(column_tiles % 2 == 0);
 #pragma unroll
     for (int j = 0; j < column_tiles; j += 2) {
@@ -127,7 +130,8 @@ struct Side {
 
 // acc += A B over k in [0, depth).
 template <int depth, Along a_along, class A, Along b_along, class B, int row_tiles, int column_tiles>
-__device__ __forceinline__ void multiply(float (&acc)[row_tiles][column_tiles][4], Side<a_along, A> a_side, Side<b_along, B> b_side) {
+__device__ __forceinline__ void multiply(float (&acc)[row_tiles][column_tiles][4], Side<a_along, A> a_side,
+                                         Side<b_along, B> b_side) {
 #pragma unroll
     for (int k = 0; k < depth; k += 16) {
         uint32_t a[row_tiles][4];
@@ -149,7 +153,8 @@ __device__ __forceinline__ void store_pair(Element* to, float low, float high) {
 
 // acc * factor as bf16 into a tile, from row i0 and column j0 on.
 template <class T, int row_tiles, int column_tiles>
-__device__ __forceinline__ void store_fragments(const float (&acc)[row_tiles][column_tiles][4], float factor, Element* tile, int i0, int j0) {
+__device__ __forceinline__ void store_fragments(const float (&acc)[row_tiles][column_tiles][4], float factor,
+                                                Element* tile, int i0, int j0) {
     Element* const own = tile + (i0 + lane_id() / 4) * T::stride + j0 + lane_id() % 4 * 2;
 #pragma unroll
     for (int i = 0; i < row_tiles; ++i)
@@ -157,7 +162,8 @@ __device__ __forceinline__ void store_fragments(const float (&acc)[row_tiles][co
         for (int j = 0; j < column_tiles; ++j)
 #pragma unroll
             for (int half = 0; half < 2; ++half)
-                store_pair(own + (16 * i + 8 * half) * T::stride + 8 * j, acc[i][j][2 * half] * factor, acc[i][j][2 * half + 1] * factor);
+                store_pair(own + (16 * i + 8 * half) * T::stride + 8 * j, acc[i][j][2 * half] * factor,
+                           acc[i][j][2 * half + 1] * factor);
 }
 
 }  // namespace trifold::cuda::attention

@@ -23,7 +23,7 @@ constexpr float log2_e = 1.44269504088896340736f;
 struct Sight {
     const int32_t* doc_start_T;  // of the queries; null: joined
     int queries, keys, q_offset;
-    int window;                  // 0: no limit
+    int window;  // 0: no limit
 
     // The first and the last key of a query; queries past the end of a sequence are taken for the last one.
     __device__ __forceinline__ int first(int query) const {
@@ -85,11 +85,15 @@ inline int narrow(int64_t n) {
 template <class Body>
 void with_head_size(int64_t D, const Body& body) {
     switch (D) {
-        case 64: return body(std::integral_constant<int, 64>());
-        case 96: return body(std::integral_constant<int, 96>());
-        case 128: return body(std::integral_constant<int, 128>());
+        case 64:
+            return body(std::integral_constant<int, 64>());
+        case 96:
+            return body(std::integral_constant<int, 96>());
+        case 128:
+            return body(std::integral_constant<int, 128>());
         default:
-            throw Problem(Exit::usage, "attention on CUDA has head sizes 64, 96 and 128, but this model's is " + std::to_string(D) +
+            throw Problem(Exit::usage, "attention on CUDA has head sizes 64, 96 and 128, but this model's is " +
+                                           std::to_string(D) +
                                            ": change the number of heads or run with --run.device=cpu");
     }
 }

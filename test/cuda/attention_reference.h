@@ -1,5 +1,5 @@
-// test/cuda/attention_reference.h   Operands of attention in the layout of the model, and the same computation in double
-// precision together with how far a kernel that rounds may be from it.
+// test/cuda/attention_reference.h   Operands of attention in the layout of the model, and the same computation in
+// double precision together with how far a kernel that rounds may be from it.
 #pragma once
 #include <algorithm>
 #include <cmath>
@@ -21,7 +21,9 @@ struct AttentionShape {
     int64_t Tk() const { return cached + Tq; }
     int64_t stride() const { return (H + 2 * K) * D + 8; }
     int64_t batch_stride() const { return Tk() * stride() + 24; }
-    int64_t at(int64_t b, int64_t position, int64_t head) const { return b * batch_stride() + position * stride() + head * D; }
+    int64_t at(int64_t b, int64_t position, int64_t head) const {
+        return b * batch_stride() + position * stride() + head * D;
+    }
     int64_t dense(int64_t b, int64_t t, int64_t h) const { return ((b * Tq + t) * H + h) * D; }
     int64_t lse_row(int64_t b, int64_t h, int64_t t) const { return (b * H + h) * Tq + t; }
     int64_t k_head(int64_t h) const { return H + h / (H / K); }
@@ -36,8 +38,9 @@ struct AttentionShape {
         return std::max(doc_start(position), window > 0 ? std::max<int64_t>(0, position - window + 1) : 0);
     }
     std::string name() const {
-        std::string s = "B " + std::to_string(B) + " Tq " + std::to_string(Tq) + " cached " + std::to_string(cached) + " H " + std::to_string(H) +
-                        " K " + std::to_string(K) + " D " + std::to_string(D) + " window " + std::to_string(window) + " documents at";
+        std::string s = "B " + std::to_string(B) + " Tq " + std::to_string(Tq) + " cached " + std::to_string(cached) +
+                        " H " + std::to_string(H) + " K " + std::to_string(K) + " D " + std::to_string(D) + " window " +
+                        std::to_string(window) + " documents at";
         for (const int64_t d : documents) s += " " + std::to_string(d);
         return s;
     }
@@ -103,8 +106,8 @@ private:
     }
 };
 
-// A result: its value, the sum of the magnitudes of what bf16 kernels round before they add it up (P v, P dO, dS q, dS k), and
-// the sum of magnitudes of everything that fp32 arithmetic adds up on the way.
+// A result: its value, the sum of the magnitudes of what bf16 kernels round before they add it up (P v, P dO, dS q, dS
+// k), and the sum of magnitudes of everything that fp32 arithmetic adds up on the way.
 struct Bounded {
     Values value, rounded, added;
     explicit Bounded(size_t elems) : value(elems, 0.0), rounded(elems, 0.0), added(elems, 0.0) {}
@@ -115,7 +118,9 @@ struct AttentionReference {
     Values lse;
 
     explicit AttentionReference(const AttentionOperands& x)
-        : o(static_cast<size_t>(x.o.elems())), dqkv(static_cast<size_t>(x.qkv.elems())), lse(static_cast<size_t>(x.lse.elems()), 0.0) {
+        : o(static_cast<size_t>(x.o.elems())),
+          dqkv(static_cast<size_t>(x.qkv.elems())),
+          lse(static_cast<size_t>(x.lse.elems()), 0.0) {
         const AttentionShape& s = x.s;
         for (int64_t b = 0; b < s.B; ++b)
             for (int64_t h = 0; h < s.H; ++h)
@@ -192,11 +197,12 @@ private:
     }
 };
 
-// What a kernel rounds: everything in fp32, only its results to bf16 (the CPU), or P and dS to bf16 as well (tensor cores).
+// What a kernel rounds: everything in fp32, only its results to bf16 (the CPU), or P and dS to bf16 as well (tensor
+// cores).
 enum class Rounds : uint8_t { nothing, results, operands };
 
-// Largest |got - want| in units of what is allowed; at most 1 is a pass, NaN is infinite. Rounding to bf16 changes a number by
-// at most 2^-8 of it. fp32 sums and exponentials are within `fp32` of the magnitudes they add up.
+// Largest |got - want| in units of what is allowed; at most 1 is a pass, NaN is infinite. Rounding to bf16 changes a
+// number by at most 2^-8 of it. fp32 sums and exponentials are within `fp32` of the magnitudes they add up.
 inline double worst_error(const Operand& got, const Bounded& want, Rounds rounds, double fp32) {
     double worst = 0.0;
     for (size_t i = 0; i < want.value.size(); ++i) {

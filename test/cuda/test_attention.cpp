@@ -22,7 +22,7 @@ using test::worst_error;
 
 namespace {
 
-// fp32 sums of up to a few hundred terms and one exponential; measured below a fifth of this.
+// fp32 sums of up to a few hundred terms and one exponential: 0.4e-6 in the emulator; the GPU's ex2 may add 2^-22.
 constexpr double fp32_sums = 2e-6;
 
 void run_forward(AttentionOperands& x) {
@@ -109,8 +109,9 @@ void check_backward(const AttentionShape& s, DType type) {
     check_padding(x);
 }
 
-// Tiles of 64 and 128; every head size; groups of 1, 2 and 4 heads; windows; documents that begin inside, at the border of
-// and far before a tile; lengths that fill no tile, one, and several.
+// Tiles of 64 and 128; every head size; groups of 1, 2 and 4 heads; windows; documents that begin inside, at the border
+// of and far before a tile; lengths that fill no tile, one, and several. With windows 2 and 63 the one key that a group
+// of queries sees, or does not see, is the last or the first of a step of keys.
 std::vector<AttentionShape> training_shapes() {
     return {{.B = 2, .Tq = 1, .H = 2, .K = 1, .D = 64},
             {.B = 3, .Tq = 17, .H = 4, .K = 2, .D = 64, .window = 1},
@@ -119,9 +120,9 @@ std::vector<AttentionShape> training_shapes() {
             {.B = 1, .Tq = 300, .H = 2, .K = 1, .D = 64, .window = 40},
             {.B = 1, .Tq = 257, .H = 1, .K = 1, .D = 64},
             {.B = 2, .Tq = 17, .H = 2, .K = 1, .D = 96, .documents = {3}},
-            {.B = 1, .Tq = 200, .H = 2, .K = 2, .D = 96, .window = 70},
+            {.B = 1, .Tq = 200, .H = 2, .K = 2, .D = 96, .window = 63},
             {.B = 1, .Tq = 64, .H = 4, .K = 1, .D = 128, .documents = {1, 2, 33}},
-            {.B = 2, .Tq = 130, .H = 2, .K = 1, .D = 128, .window = 5, .documents = {128}},
+            {.B = 2, .Tq = 130, .H = 2, .K = 1, .D = 128, .window = 2, .documents = {100}},
             {.B = 1, .Tq = 300, .H = 1, .K = 1, .D = 128}};
 }
 
@@ -131,7 +132,7 @@ std::vector<AttentionShape> cache_shapes() {
             {.B = 1, .Tq = 3, .cached = 700, .H = 2, .K = 1, .D = 128, .window = 300},
             {.B = 1, .Tq = 16, .cached = 300, .H = 2, .K = 2, .D = 96, .documents = {280, 310}},
             {.B = 2, .Tq = 5, .cached = 100, .H = 2, .K = 1, .D = 64},
-            {.B = 1, .Tq = 70, .cached = 90, .H = 2, .K = 2, .D = 64, .window = 100, .documents = {50}}};
+            {.B = 1, .Tq = 70, .cached = 94, .H = 2, .K = 2, .D = 64, .window = 100, .documents = {50}}};
 }
 
 }  // namespace
@@ -192,7 +193,8 @@ TEST_CASE("cuda attention keeps documents apart", "[cuda][attention]") {
 
 TEST_CASE("cuda attention survives large scores", "[cuda][attention]") {
     for (const DType type : {DType::f32, DType::bf16}) {
-        AttentionOperands x({.B = 1, .Tq = 100, .H = 2, .K = 1, .D = 64, .amplitude = 120.0}, type);  // scores up to about 1e4
+        AttentionOperands x({.B = 1, .Tq = 100, .H = 2, .K = 1, .D = 64, .amplitude = 120.0},
+                            type);  // scores up to about 1e4
         AttentionReference reference(x);
         run_forward(x);
         // fp32 scores of that size are known to about 1e-3, and so are probabilities.

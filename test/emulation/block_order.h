@@ -1,8 +1,8 @@
 // test/emulation/block_order.h   Which accesses of other blocks a thread comes after. Internal to the race detector.
 //
-// Blocks of a grid are ordered by nothing but a release store that an acquire load reads: what a block did before its last
-// barrier, and what it knew of others itself, is then known to the acquiring thread at once and to its block after the next
-// barrier. Accesses of the releasing thread since the last barrier count as not published.
+// Blocks of a grid are ordered by nothing but a release store that an acquire load reads: what a block did before its
+// last barrier, and what it knew of others itself, is then known to the acquiring thread at once and to its block after
+// the next barrier. Accesses of the releasing thread since the last barrier count as not published.
 // Time is counted in the race detector's intervals; those of one block follow each other.
 #pragma once
 #include <algorithm>
