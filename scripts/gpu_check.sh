@@ -87,7 +87,7 @@ note "| check | result | |"
 note "| --- | --- | --- |"
 
 # ---------------------------------------------------------------- 1 parity
-verdict "operations at odd shapes" 120 "$programs/$tests" "~[trainer]"
+verdict "operations at odd shapes" 120 "$programs/$tests" "~[trainer]~[real]"
 [ -n "$rehearse" ] || verdict "operations at real shapes" 90 "$programs/$tests" "[real]"
 verdict "tiny model, 20 steps against the CPU" 400 "$programs/$tests" "[trainer]"
 
@@ -96,7 +96,7 @@ for tool in memcheck racecheck; do
     if ! command -v compute-sanitizer >/dev/null; then
         note "| compute-sanitizer $tool | skipped | not installed |"
     else
-        verdict "compute-sanitizer $tool" 60 compute-sanitizer --tool "$tool" --error-exitcode 9 "$programs/$tests" "~[trainer]" "~[long]"
+        verdict "compute-sanitizer $tool" 60 compute-sanitizer --tool "$tool" --error-exitcode 9 "$programs/$tests" "~[trainer]~[real]"
     fi
 done
 
