@@ -50,6 +50,17 @@ BufferAccess declare(const View<A>& v) {
     return {static_cast<const std::byte*>(v.data), v.bytes(), A};
 }
 
+// All that an operation reads and writes: its views, and its table of segments where it has one.
+template <class Args>
+auto accesses_of(const Args& args) {
+    if constexpr (requires { args.segments; }) {
+        const BufferAccess table{reinterpret_cast<const std::byte*>(args.segments), args.segment_count * static_cast<int64_t>(sizeof *args.segments), Access::read};
+        return std::apply([&](const auto&... v) { return std::array{table, declare(v)...}; }, args.views());
+    } else {
+        return std::apply([](const auto&... v) { return std::array{declare(v)...}; }, args.views());
+    }
+}
+
 enum class StreamMode : uint8_t { normal, adversarial };
 enum class StreamKind : uint8_t { compute, communication };
 
@@ -85,7 +96,7 @@ public:
     template <class Args>
     Ticket launch(const char* name, void (*on_cpu)(const Args&), void (*on_gpu)(CUstream_st*, const Args&), const Args& args) {
         if (inline_) return run_here(name, [&] { on_cpu(args); });
-        const auto accesses = std::apply([](const auto&... v) { return std::array{declare(v)...}; }, args.views());
+        const auto accesses = accesses_of(args);
         if (cuda_) return issue(name, accesses, [&](CUstream_st* stream) { on_gpu(stream, args); });
         return enqueue(name, accesses, [on_cpu, args] { on_cpu(args); });
     }

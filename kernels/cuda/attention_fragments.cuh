@@ -64,7 +64,8 @@ __device__ __forceinline__ void store_rows(const Element* tile, Rows<Element> to
         if (first + row + r >= end) continue;
 #pragma unroll
         for (int c = 0; c < T::columns; c += P::across * 8)
-            store_pack(to[first + row + r] + column + c, load_pack<8>(tile + (row + r) * T::stride + column + c));
+            __stwb(reinterpret_cast<uint4*>(to[first + row + r] + column + c),  // a plain store is taken apart by the compiler
+                   load_pack<8>(tile + (row + r) * T::stride + column + c).raw[0]);
     }
 }
 

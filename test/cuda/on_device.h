@@ -86,17 +86,14 @@ void on_device(void (*operation)(CUstream_st*, const Args&), Args args) {
     views([&](const Tensor& t) { copies.add(t.data, t.bytes()); });
     if constexpr (requires { args.segments; }) copies.add(args.segments, args.segment_count * static_cast<int64_t>(sizeof(Segment)));
     copies.upload();
-    std::vector<BufferAccess> written, accesses;
+    std::vector<BufferAccess> written;
     views([&](const auto& v) {
         if (v.access != Access::read) written.push_back(declare(v));
         const_cast<Tensor&>(static_cast<const Tensor&>(v)).data = copies.on_device(v.data);
     });
     if constexpr (requires { args.segments; }) args.segments = static_cast<const Segment*>(copies.on_device(args.segments));
     if constexpr (requires { args.workspace; }) args.workspace = Tensor{scratch.memory, workspace.dtype, workspace.elems};
-    views([&](const auto& v) { accesses.push_back(declare(v)); });
-    if constexpr (requires { args.segments; })
-        accesses.push_back({reinterpret_cast<const std::byte*>(args.segments), args.segment_count * static_cast<int64_t>(sizeof(Segment)), Access::read});
-    cuda::range_push("test", accesses);
+    cuda::range_push("test", accesses_of(args));
     operation(nullptr, args);
     cuda::range_pop();
     CUDA_CHECK(cudaDeviceSynchronize());

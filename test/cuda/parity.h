@@ -95,12 +95,7 @@ void unaligned(CUstream_st* stream, const Args& args) {
         CUDA_CHECK(cudaMemcpyAsync(to, t.data, static_cast<size_t>(t.bytes()), cudaMemcpyDeviceToDevice, stream));
         const_cast<Tensor&>(t).data = to;
     });
-    std::vector<BufferAccess> accesses;
-    each(shifted, [&](const auto& v) { accesses.push_back(declare(v)); });
-    if constexpr (requires { args.segments; })
-        accesses.push_back({reinterpret_cast<const std::byte*>(args.segments),
-                            args.segment_count * static_cast<int64_t>(sizeof(Segment)), Access::read});
-    cuda::range_push("unaligned", accesses);
+    cuda::range_push("unaligned", accesses_of(shifted));
     operation(stream, shifted);
     cuda::range_pop();
     size_t next = 0;
