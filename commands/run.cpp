@@ -224,7 +224,11 @@ void Run::Parts::start_logs() {
 void Run::Parts::print_start() const {
     std::fputs(describe(config).c_str(), stdout);
     const auto line = [](const char* label, const std::string& text) { fmt::print("{:<12}{}\n", label, wrapped(text, 12)); };
-    line("device", config.run.device == Device::cuda ? cuda::probe().text : fmt::format("cpu, {} thread{}", config.run.threads, config.run.threads == 1 ? "" : "s"));
+    const cuda::Gpu gpu = cuda::probe();
+    const bool passed_over = gpu.state == cuda::GpuState::found && config.origin.at("run.device") == "derived";
+    line("device", config.run.device == Device::cuda ? gpu.text
+                                                     : fmt::format("cpu, {} thread{}{}", config.run.threads, config.run.threads == 1 ? "" : "s",
+                                                                   passed_over ? "; the GPU knows head sizes 64, 96 and 128 only" : ""));
     line("data", fmt::format("{}{}", train.description(), config.data.documents == Documents::isolated ? ", documents isolated" : ""));
     line("weights", origin_of_weights);
     line("memory", fmt::format("{}, allocated before the first step", human_bytes(trainer.memory_bytes())));

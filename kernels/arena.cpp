@@ -85,8 +85,7 @@ Arena::~Arena() {
 void Arena::pin() {
     TRIFOLD_ASSERT(device_ == Device::cpu && !pinned_);
     if (planning()) return;
-    cuda::pin(base_, capacity_);
-    pinned_ = true;
+    pinned_ = cuda::pin(base_, capacity_);
 }
 
 Tensor Arena::reserve(MemoryClass c, DType type, int64_t elems) {

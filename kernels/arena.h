@@ -28,7 +28,7 @@ public:
 
     // `elems` elements, aligned to 256 bytes, zero at first.
     Tensor reserve(MemoryClass c, DType type, int64_t elems);
-    // Page-locks a CPU arena, so that a GPU copies from and to it behind the host's back.
+    // Page-locks a CPU arena where the system allows it, so that a GPU copies from and to it behind the host's back.
     void pin();
     Device device() const { return device_; }
     bool planning() const { return base_ == nullptr; }

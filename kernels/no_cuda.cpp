@@ -7,12 +7,13 @@ namespace trifold::cuda {
 #define TRIFOLD_NEVER bug(__FILE__, __LINE__, "a CUDA call in a build without CUDA")
 
 bool compiled_in() { return false; }
+bool has_code_for_this_gpu() { return false; }
 Gpu probe() { return {GpuState::absent, "this build has no CUDA half (no CUDA toolkit was found when it was made)"}; }
 void select(int) { throw Problem(Exit::usage, "--run.device=cuda: " + probe().text + "; --run.device=cpu computes on the processor"); }
 void* allocate(int64_t) { TRIFOLD_NEVER; }
 void release(void*) { TRIFOLD_NEVER; }
 int64_t available_memory() { TRIFOLD_NEVER; }
-void pin(void*, int64_t) { TRIFOLD_NEVER; }
+bool pin(void*, int64_t) { TRIFOLD_NEVER; }
 void unpin(void*) { TRIFOLD_NEVER; }
 
 struct Streams::State {};

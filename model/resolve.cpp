@@ -55,6 +55,8 @@ std::string date_time() {
     return text;
 }
 
+bool gpu_head_size(const ModelConfig& m) { return m.head_dim == 64 || m.head_dim == 96 || m.head_dim == 128; }
+
 void derive_run(Config& c) {
     derive(c, "train.seq", c.train.seq, int64_t{0}, c.model.max_seq);
     derive(c, "train.global_batch", c.train.global_batch, int64_t{0}, c.train.micro_batch);
@@ -70,7 +72,8 @@ void derive_run(Config& c) {
     if (c.run.device == Device::automatic) {
         const cuda::Gpu gpu = cuda::probe();
         require(gpu.state != cuda::GpuState::unusable, "{}; or compute on the processor with --run.device=cpu", gpu.text);
-        derive(c, "run.device", c.run.device, Device::automatic, gpu.state == cuda::GpuState::found ? Device::cuda : Device::cpu);
+        const bool fits = gpu_head_size(c.model) && c.debug.streams == StreamMode::normal;
+        derive(c, "run.device", c.run.device, Device::automatic, gpu.state == cuda::GpuState::found && fits ? Device::cuda : Device::cpu);
     }
     derive(c, "run.threads", c.run.threads, int64_t{0}, int64_t{usable_cpus()});
     derive(c, "checkpoint.dir", c.checkpoint.dir, std::string(), c.run.dir + "/checkpoints");
@@ -146,7 +149,7 @@ void check_build_limits(const Config& c) {
         require(size == 1, "mesh.{} = {}, but this build runs one process: it must be 1", name, size);
     const bool gpu = c.run.device == Device::cuda;
     require(!gpu || cuda::compiled_in(), "run.device = cuda, but {}: use --run.device=cpu", cuda::probe().text);
-    require(!gpu || c.model.head_dim == 64 || c.model.head_dim == 96 || c.model.head_dim == 128,
+    require(!gpu || gpu_head_size(c.model),
             "model.head_dim = {}, but attention on a GPU knows head sizes 64, 96 and 128: change the model, or use --run.device=cpu",
             c.model.head_dim);
     require(!gpu || c.debug.streams == StreamMode::normal,

@@ -139,6 +139,8 @@ void backward_fp32(cudaStream_t stream, const AttentionBackward& a) {
                             .dv = elements<float>(a.dv_NKD),
                             .rows = rows,
                             .padded_T = narrow(round_up(a.T, row_padding))};
+        if (a.B * a.H > 65535)  // blocks in the second dimension of a grid
+            throw Problem(Exit::usage, "attention in fp32 on a GPU takes at most 65535 heads in all sequences of a micro-batch: use a smaller --train.micro_batch");
         launch_prepare(stream, a, in, rows, {});
         Grid grid{.blocks = dim3(static_cast<unsigned>(ceil_div(a.T, tile)), static_cast<unsigned>(a.B * a.K)),
                   .threads = dim3(threads),

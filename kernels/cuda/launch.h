@@ -27,13 +27,13 @@ struct Grid {
     size_t shared_bytes = 0;
 };
 
-// Puts `kernel` on the stream. More than 48 KiB of dynamic shared memory are asked for here.
+// Puts `kernel` on the stream. More than 48 KiB of shared memory, static ones included (at most 8 here), are asked for first.
 template <class... P, class... A>
 void launch(cudaStream_t stream, const Grid& grid, void (*kernel)(P...), A&&... args) {
 #if defined(TRIFOLD_EMULATION)
     emulation::launch(stream, grid.blocks, grid.threads, grid.shared_bytes, kernel, P(std::forward<A>(args))...);
 #else
-    if (grid.shared_bytes > 48 * 1024)
+    if (grid.shared_bytes > 40 * 1024)
         CUDA_CHECK(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, static_cast<int>(grid.shared_bytes)));
     cudaLaunchConfig_t config{};
     config.gridDim = grid.blocks;

@@ -4,9 +4,9 @@
 #include <cublasLt.h>
 #include <fmt/format.h>
 
-#include <algorithm>
+#include <array>
 #include <map>
-#include <tuple>
+#include <optional>
 
 #include "kernels/cuda/check.h"
 
@@ -24,7 +24,7 @@ cudaDataType_t type_of(const Tensor& t) {
     return t.dtype == DType::f32 ? CUDA_R_32F : CUDA_R_16BF;
 }
 
-// What the pointer is a multiple of, up to 256; the distance between rows is in the layouts.
+// What the pointer is a multiple of, up to 256 (and for none at all); the distance between rows is in the layouts.
 uint32_t alignment_of(const void* p) {
     const auto address = reinterpret_cast<uintptr_t>(p) | 256u;
     return static_cast<uint32_t>(address & -address);
@@ -79,15 +79,14 @@ struct Kind {
     Stored a_stored, b_stored;
     int64_t size0, size1;  // the two sizes that are not tokens
     bool add, bias;
-    uint32_t alignment;  // of the least aligned operand
+    std::array<uint32_t, 4> alignments;  // of a, b, c and the bias
     auto operator<=>(const Kind&) const = default;
 };
 
 Kind kind_of(const Matmul& m) {
-    uint32_t alignment = 256;
-    for (const Tensor& t : {m.a, m.b, m.c}) alignment = std::min(alignment, alignment_of(t.data));
     const int64_t size0 = m.tokens == Tokens::rows ? m.cols : m.rows, size1 = m.tokens == Tokens::rows ? m.depth : m.cols;
-    return {m.a.dtype, m.c.dtype, m.a_stored, m.b_stored, size0, size1, m.accumulate == Accumulate::add, static_cast<bool>(m.bias), alignment};
+    return {m.a.dtype, m.c.dtype, m.a_stored, m.b_stored, size0, size1, m.accumulate == Accumulate::add, static_cast<bool>(m.bias),
+            {alignment_of(m.a.data), alignment_of(m.b.data), alignment_of(m.c.data), alignment_of(m.bias.data)}};
 }
 
 struct Choice {
@@ -131,10 +130,11 @@ struct Call {
         return cublasLtMatmulAlgoCheck(library().handle, desc, b, a, c, c, &algo, &result) == CUBLAS_STATUS_SUCCESS &&
                result.workspaceSize <= static_cast<size_t>(matmul_workspace);
     }
-    cublasLtMatmulAlgo_t first_of_heuristic() const;
+    std::optional<cublasLtMatmulAlgo_t> first_of_heuristic() const;
 };
 
-cublasLtMatmulAlgo_t Call::first_of_heuristic() const {
+// Nothing: the library knows no algorithm for this.
+std::optional<cublasLtMatmulAlgo_t> Call::first_of_heuristic() const {
     Preference preference;
     preference.set(CUBLASLT_MATMUL_PREF_MAX_WORKSPACE_BYTES, static_cast<uint64_t>(matmul_workspace));
     preference.set(CUBLASLT_MATMUL_PREF_REDUCTION_SCHEME_MASK, static_cast<uint32_t>(CUBLASLT_REDUCTION_SCHEME_NONE));
@@ -144,10 +144,9 @@ cublasLtMatmulAlgo_t Call::first_of_heuristic() const {
     preference.set(CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_D_BYTES, alignment_of(m.c.data));
     cublasLtMatmulHeuristicResult_t result{};
     int found = 0;
-    BLAS_CHECK(cublasLtMatmulAlgoGetHeuristic(library().handle, desc, b, a, c, c, preference, 1, &result, &found));
-    if (found == 0)
-        throw Problem(Exit::fault, fmt::format("cuBLASLt knows no algorithm for a product of {} x {} x {} ({} to {}); compute on the processor with --run.device=cpu",
-                                               m.rows, m.cols, m.depth, name_of(m.a.dtype), name_of(m.c.dtype)));
+    const cublasStatus_t status = cublasLtMatmulAlgoGetHeuristic(library().handle, desc, b, a, c, c, preference, 1, &result, &found);
+    if (status == CUBLAS_STATUS_NOT_SUPPORTED || (status == CUBLAS_STATUS_SUCCESS && found == 0)) return std::nullopt;
+    BLAS_CHECK(status);
     return result.algo;
 }
 
@@ -164,26 +163,31 @@ std::string describe(const Matmul& m, const cublasLtMatmulAlgo_t& algo) {
 }
 
 // Most often the cached one; another when that does not work for this number of tokens.
-cublasLtMatmulAlgo_t algorithm_for(const Call& call) {
+std::optional<cublasLtMatmulAlgo_t> algorithm_for(const Call& call) {
     const Kind kind = kind_of(call.m);
     auto& choices = library().choices;
     const auto known = choices.find(kind);
     if (known != choices.end() && call.works(known->second.algo)) return known->second.algo;
-    const cublasLtMatmulAlgo_t algo = call.first_of_heuristic();
-    if (known == choices.end()) choices.emplace(kind, Choice{algo, describe(call.m, algo)});
+    const std::optional<cublasLtMatmulAlgo_t> algo = call.first_of_heuristic();
+    if (algo && known == choices.end()) choices.emplace(kind, Choice{*algo, describe(call.m, *algo)});
     return algo;
 }
 
 }  // namespace
 
-void matmul(CUstream_st* stream, const Matmul& m) {
+bool matmul(CUstream_st* stream, const Matmul& m) {
     TRIFOLD_ASSERT(m.a.dtype == m.b.dtype && (!m.bias || m.bias.dtype == m.c.dtype));
     TRIFOLD_ASSERT(m.workspace.bytes() >= matmul_workspace);
     const Call call(m);
-    const cublasLtMatmulAlgo_t algo = algorithm_for(call);
+    const std::optional<cublasLtMatmulAlgo_t> algo = algorithm_for(call);
+    if (!algo && m.bias) return false;
+    if (!algo)
+        throw Problem(Exit::fault, fmt::format("cuBLASLt knows no algorithm for a product of {} x {} x {} ({} to {}); compute on the processor with --run.device=cpu",
+                                               m.rows, m.cols, m.depth, name_of(m.a.dtype), name_of(m.c.dtype)));
     const float one = 1, beta = m.accumulate == Accumulate::add ? 1 : 0;
-    BLAS_CHECK(cublasLtMatmul(library().handle, call.desc, &one, m.b.data, call.b, m.a.data, call.a, &beta, m.c.data, call.c, m.c.data, call.c, &algo,
+    BLAS_CHECK(cublasLtMatmul(library().handle, call.desc, &one, m.b.data, call.b, m.a.data, call.a, &beta, m.c.data, call.c, m.c.data, call.c, &*algo,
                               m.workspace.data, static_cast<size_t>(matmul_workspace), stream));
+    return true;
 }
 
 std::vector<std::string> matmul_choices() {

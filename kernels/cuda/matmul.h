@@ -30,7 +30,8 @@ struct Matmul {
     int64_t rows = 0, cols = 0, depth = 0;
     Tensor workspace;
 };
-void matmul(CUstream_st*, const Matmul&);
+// False, and nothing is done, where the library cannot add this bias. Throws Problem(Exit::fault) when it cannot multiply at all.
+bool matmul(CUstream_st*, const Matmul&);
 
 // One line for each kind of product so far: sizes, types, and the algorithm that was chosen.
 std::vector<std::string> matmul_choices();

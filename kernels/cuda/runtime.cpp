@@ -4,7 +4,9 @@
 #include <fmt/format.h>
 
 #include <algorithm>
-#include <array>
+#include <cctype>
+#include <cstdio>
+#include <cstring>
 #include <deque>
 #include <map>
 #include <vector>
@@ -23,15 +25,23 @@ struct DataSheet {
     double bf16_flops, fp32_flops;
 };
 constexpr DataSheet data_sheets[] = {
-    {"B200", 2250e12, 80e12},   {"H200", 989.4e12, 66.9e12}, {"H100 PCIe", 756e12, 51.2e12}, {"H100 NVL", 835e12, 60e12}, {"H100", 989.4e12, 66.9e12},
-    {"A100", 312e12, 19.5e12},  {"L40S", 362e12, 91.6e12},   {"L4", 121e12, 30.3e12},        {"A10", 125e12, 31.2e12},
-    {"RTX 4090", 165.2e12, 82.6e12}, {"RTX 3090", 71e12, 35.6e12}};
+    {"B200", 2250e12, 80e12},        {"GH200", 989.4e12, 66.9e12},  {"H200 NVL", 835e12, 60e12}, {"H200", 989.4e12, 66.9e12},
+    {"H100 PCIe", 756e12, 51.2e12},  {"H100 NVL", 835e12, 60e12},   {"H100", 989.4e12, 66.9e12}, {"A100", 312e12, 19.5e12},
+    {"L40S", 362e12, 91.6e12},       {"RTX 4090", 165.2e12, 82.6e12}};
 
+// The name as whole words: an "A1000" is no A100. Laptop versions are others.
 DataSheet data_sheet(const std::string& name) {
-    for (const DataSheet& d : data_sheets)
-        if (name.find(d.name) != std::string::npos) return d;
+    const auto inside = [&](size_t i) { return i < name.size() && std::isalnum(static_cast<unsigned char>(name[i])); };
+    for (const DataSheet& d : data_sheets) {
+        const size_t at = name.find(d.name);
+        if (at == std::string::npos || (at > 0 && inside(at - 1)) || inside(at + std::strlen(d.name)) || name.find("Laptop") != std::string::npos) continue;
+        return d;
+    }
     return {"", 0, 0};
 }
+
+// The largest tiles of attention: what Hopper and the Blackwell of data centers have.
+constexpr size_t shared_bytes_needed = 227 * 1024;
 
 }  // namespace
 
@@ -57,9 +67,15 @@ Gpu probe() {
     cudaDeviceProp properties;
     CUDA_CHECK(cudaGetDevice(&device));
     CUDA_CHECK(cudaGetDeviceProperties(&properties, device));
+    const std::string text = fmt::format("{}, {:.1f} GiB, compute capability {}.{}", properties.name, gib(properties.totalGlobalMem), properties.major, properties.minor);
+    if (properties.sharedMemPerBlockOptin < shared_bytes_needed)
+        return {GpuState::unusable, fmt::format("{}: its blocks have {} KiB of shared memory, attention here needs {} (compute capability 9.0 or 10.0)", text,
+                                                properties.sharedMemPerBlockOptin / 1024, shared_bytes_needed / 1024)};
+    if (!has_code_for_this_gpu())
+        return {GpuState::unusable, fmt::format("{}: this build holds no code for it; build with make ARCHS={}{}{}", text, properties.major, properties.minor,
+                                                properties.major >= 9 ? "a" : "")};
     const DataSheet sheet = data_sheet(properties.name);
-    return {GpuState::found, fmt::format("{}, {:.1f} GiB, compute capability {}.{}", properties.name, gib(properties.totalGlobalMem), properties.major, properties.minor),
-            sheet.bf16_flops, sheet.fp32_flops};
+    return {GpuState::found, text, sheet.bf16_flops, sheet.fp32_flops};
 }
 
 void select(int index) {
@@ -93,7 +109,11 @@ int64_t available_memory() {
     return static_cast<int64_t>(available);
 }
 
-void pin(void* memory, int64_t bytes) { CUDA_CHECK(cudaHostRegister(memory, static_cast<size_t>(bytes), cudaHostRegisterDefault)); }
+bool pin(void* memory, int64_t bytes) {
+    const cudaError_t error = cudaHostRegister(memory, static_cast<size_t>(bytes), cudaHostRegisterDefault);
+    if (error != cudaSuccess) cudaGetLastError();  // forgotten: copies work all the same, only slower
+    return error == cudaSuccess;
+}
 void unpin(void* memory) { cudaHostUnregister(memory); }
 
 // ---------------------------------------------------------------- streams
@@ -166,18 +186,22 @@ cudaEvent_t Streams::State::event_of(Ticket ticket) {
     return std::lower_bound(s.marks.begin(), s.marks.end(), ticket.number, [](const Mark& m, uint64_t n) { return m.number < n; })->event;
 }
 
-// Operations that have ended, in the order in which they were submitted.
+// Operations that have ended, in the order in which they were submitted. The end of each becomes the origin for the next:
+// differences are fp32 milliseconds, which would be coarse after minutes.
 void Streams::State::report_times() {
     const auto time_of = [&](cudaEvent_t event) {
         float ms = 0;
         CUDA_CHECK(cudaEventElapsedTime(&ms, origin, event));
-        return origin_time + std::chrono::duration_cast<StreamTime::duration>(std::chrono::duration<float, std::milli>(ms));
+        return origin_time + std::chrono::duration_cast<StreamTime::duration>(std::chrono::duration<double, std::milli>(ms));
     };
     while (!timed.empty() && cudaEventQuery(timed.front().end) == cudaSuccess) {
         const Timed t = timed.front();
         timed.pop_front();
-        observer(*t.stream, t.name, time_of(t.begin), time_of(t.end));
-        timers.insert(timers.end(), {t.begin, t.end});
+        const StreamTime end = time_of(t.end);
+        observer(*t.stream, t.name, time_of(t.begin), end);
+        timers.insert(timers.end(), {t.begin, origin});
+        origin = t.end;
+        origin_time = end;
     }
 }
 

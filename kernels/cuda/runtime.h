@@ -11,7 +11,7 @@ struct CUstream_st;
 
 namespace trifold::cuda {
 
-// absent: no driver, no GPU, or a build without CUDA. unusable: there is a driver, but it is too old or does not work.
+// absent: no driver, no GPU, or a build without CUDA. unusable: the driver is too old, or the GPU is none that this build can use.
 enum class GpuState : uint8_t { found, absent, unusable };
 struct Gpu {
     GpuState state = GpuState::absent;
@@ -21,6 +21,7 @@ struct Gpu {
 Gpu probe();
 // Whether this build has a CUDA half at all: without one not even memory can be planned.
 bool compiled_in();
+bool has_code_for_this_gpu();
 
 // This process computes on GPU `index` of its node from now on. Throws Problem(Exit::usage) when it cannot.
 void select(int index);
@@ -29,8 +30,9 @@ void select(int index);
 void* allocate(int64_t bytes);
 void release(void* memory);
 int64_t available_memory();
-// Page-locks host memory, so that copies from and to it are asynchronous; to be unpinned before it is freed.
-void pin(void* memory, int64_t bytes);
+// Page-locks host memory, so that copies from and to it are asynchronous; to be unpinned before it is freed. False where the
+// system does not allow it: copies are slower then.
+bool pin(void* memory, int64_t bytes);
 void unpin(void* memory);
 
 // The CUDA streams of one engine, numbered as the engine numbers them. A ticket becomes an event: on communication streams

@@ -149,6 +149,7 @@ cudaError_t cudaGetDeviceProperties(cudaDeviceProp* p, int) {
     p->totalGlobalMem = emulation::device_memory;
     p->major = 9;
     p->multiProcessorCount = 4;
+    p->sharedMemPerBlockOptin = 227 * 1024;
     return cudaSuccess;
 }
 cudaError_t cudaMemGetInfo(size_t* available, size_t* total) {
@@ -158,6 +159,7 @@ cudaError_t cudaMemGetInfo(size_t* available, size_t* total) {
 }
 cudaError_t cudaDeviceGetStreamPriorityRange(int* least, int* greatest) { return *least = 0, *greatest = -5, cudaSuccess; }
 cudaError_t cudaFuncSetAttribute(const void*, cudaFuncAttribute, int) { return cudaSuccess; }
+cudaError_t cudaFuncGetAttributes(cudaFuncAttributes* a, const void*) { return *a = {}, cudaSuccess; }
 cudaError_t cudaGetLastError() { return cudaSuccess; }
 const char* cudaGetErrorString(cudaError_t) { return "an error of the emulated runtime"; }
 const char* cudaGetErrorName(cudaError_t) { return "emulated"; }
