@@ -11,8 +11,8 @@ find "$build/emulation/asan" -name '*.gcda' -delete 2>/dev/null
 
 # NAME  SCHEDULE  SEED  PROGRAM  TESTS: long ones first. The trainer is the same whatever the schedule of threads inside a kernel is.
 cat >"$work/jobs" <<'END'
-asan warp_priority 1 emulated_asan ~[trainer]
-race warp_priority 1 emulated_race ~[trainer]
+asan warp_priority 1 emulated_asan ~[long]
+race warp_priority 1 emulated_race ~[long]
 whole-training warp_priority 1 emulated_clang [trainer]
 lifo lifo 1 emulated_clang ~[trainer]
 fifo fifo 1 emulated_clang ~[trainer]
@@ -21,6 +21,7 @@ warps-2 warp_priority 2 emulated_clang ~[trainer]
 warps-3 warp_priority 3 emulated_clang ~[trainer]
 warps-4 warp_priority 4 emulated_clang ~[trainer]
 warps-5 warp_priority 5 emulated_clang ~[trainer]
+race-lifo lifo 2 emulated_race ~[trainer]
 END
 run_job() {  # run_job NAME SCHEDULE SEED PROGRAM TESTS
     local start=$SECONDS rc=0
