@@ -50,7 +50,10 @@ TEST_CASE("linear_forward on the device", "[linear]") {
                         cpu::linear_forward(a);
                         a.y_NO = y.tensor();
                         on_device(cuda::linear_forward, a);
-                        CHECK(worst(y, want.values(), out, sums) <= 1);
+                        // Where the library cannot add the bias (here: odd sizes) it is added to y before the product is, and
+                        // that sum is rounded once more, by half a step of a value that may be larger than the result.
+                        const bool twice = bias && accumulate == Accumulate::add && out == DType::bf16 && s.O % 2 != 0;
+                        CHECK(worst(y, want.values(), out, twice ? 0x1p-8 : sums) <= 1);
                     }
 }
 
