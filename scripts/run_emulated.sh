@@ -21,7 +21,6 @@ warps-2 warp_priority 2 emulated_clang ~[trainer]
 warps-3 warp_priority 3 emulated_clang ~[trainer]
 warps-4 warp_priority 4 emulated_clang ~[trainer]
 warps-5 warp_priority 5 emulated_clang ~[trainer]
-race-lifo lifo 2 emulated_race ~[trainer]
 END
 run_job() {  # run_job NAME SCHEDULE SEED PROGRAM TESTS
     local start=$SECONDS rc=0
