@@ -58,6 +58,9 @@ elif [ -z "$programs" ]; then
 fi
 trifold=${trifold:-$programs/trifold}
 for program in "$programs/$tests" "$trifold"; do [ -x "$program" ] || { echo "gpu_check: $program is missing" >&2; exit 2; }; done
+rc=0
+"$programs/$tests" --list-tests >"$log" 2>&1 || rc=$?
+[ $rc -ne 77 ] || { tail -n 1 "$log" >&2; echo "gpu_check: nothing to check without a GPU; --rehearse BUILD plays the script through in an emulated build" >&2; exit 2; }
 commit=$(cat "$programs/commit" 2>/dev/null || git rev-parse --short HEAD 2>/dev/null || echo unknown)
 gpu=$(nvidia-smi --query-gpu=name,memory.total,driver_version --format=csv,noheader 2>/dev/null | head -n 1)
 gpu=${gpu:-no GPU found}
@@ -195,7 +198,7 @@ name=$out/$(date +%F)-gpu
 } >"$name.md"
 {
     printf '{"gpu": "%s", "commit": "%s", "wrong": %d, "checks": [' "$gpu" "$commit" "$wrong"
-    awk -F'\t' '{ printf "%s{\"name\": \"%s\", \"exit_code\": %d, \"seconds\": %d}", NR > 1 ? ", " : "", $1, $2, $3 }' "$work/verdicts"
+    awk -F"\t" '{ printf "%s{\"name\": \"%s\", \"exit_code\": %d, \"seconds\": %d}", (NR > 1 ? ", " : ""), $1, $2, $3 }' "$work/verdicts"
     printf '], "training": [%s]' "$(paste -sd, "$work/speeds.jsonl" 2>/dev/null)"
     [ ! -s "$work/operations.json" ] || printf ', "operations": %s' "$(cat "$work/operations.json")"
     echo '}'
