@@ -1,15 +1,12 @@
 // kernels/cpu/attention_tiles.h   What forward and backward attention share: tiles, and the products of tiles.
 //
 // Tiles      64 queries by 64 keys, in fp32 whatever the inputs are: rows of bf16 are converted once per tile. Scores
-// are
-//            kept transposed, [key][query]: the softmax over keys runs lane by lane and needs no sum across lanes.
+//            are kept transposed, [key][query]: the softmax over keys runs lane by lane and needs no sum across lanes.
 // Products   c[row][16 lanes] += a(row, k) * b[k][16 lanes]: one number of `a` is spread over all lanes; a block of 4
-// rows
-//            by up to 4 vectors of c stays in registers. Every product of attention has this form, with `a` read by
-//            rows or by columns, so that only queries and output gradients are ever transposed.
+//            rows by up to 4 vectors of c stays in registers. Every product of attention has this form, with `a` read
+//            by rows or by columns, so that only queries and output gradients are ever transposed.
 // Order      an element of c is one chain of multiply-adds over k, whatever the block it is in, and a masked pair adds
-// an
-//            exact zero. So results depend neither on which parts of a tile are skipped nor on threads.
+//            an exact zero. So results depend neither on which parts of a tile are skipped nor on threads.
 #pragma once
 #include <omp.h>
 

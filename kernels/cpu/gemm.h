@@ -1,16 +1,14 @@
 // kernels/cpu/gemm.h   c (+)= a * b^T (+ bias) in fp32 arithmetic, for the CPU's linear layers.
 //
 // Shapes     c [rows, cols] row-major, a [rows, depth], b [cols, depth]; a and b lie in memory along the depth or along
-// the
-//            other dimension, which covers all three products of a linear layer without transposing anything
+//            the other dimension, which covers all three products of a linear layer without transposing anything
 //            beforehand.
 // Types      a, b, c and bias are fp32 or bf16. bf16 is widened, exactly, while it is packed: without AMX an fp32
-// multiply-add
-//            does more work per second than the bf16 dot product of AVX-512 (Sapphire Rapids: twice as much).
+//            multiply-add does more work per second than the bf16 dot product of AVX-512 (Sapphire Rapids: twice as
+//            much).
 // Numerics   An element of c is one chain of fused multiply-adds over each block of at most 768 depths, the blocks
-// added in
-//            order, then the bias, then one rounding to c's type. Nothing else enters: the same bits for any number of
-//            threads, however the rows are cut into calls, and with AVX2 or AVX-512.
+//            added in order, then the bias, then one rounding to c's type. Nothing else enters: the same bits for any
+//            number of threads, however the rows are cut into calls, and with AVX2 or AVX-512.
 // Structure  After Goto & van de Geijn, "Anatomy of high-performance matrix multiplication" (ACM TOMS 34, 2008), and
 // BLIS: a block
 //            of b is packed by all threads and shared; tasks of rows are taken by whichever thread is free, which packs

@@ -9,12 +9,10 @@
 // Everything here has internal linkage, so that no function compiled for AVX-512 is ever called by another file.
 //
 // Tile       lanes / 2 rows by 3 * lanes columns (8 x 48 with AVX-512, 4 x 24 with AVX2): 3 * lanes / 2 accumulators,
-// and per
-//            depth 3 vector loads and lanes / 2 broadcasts for 3 * lanes / 2 multiply-adds, so arithmetic is the
-//            bottleneck.
+//            and per depth 3 vector loads and lanes / 2 broadcasts for 3 * lanes / 2 multiply-adds, so arithmetic is
+//            the bottleneck.
 // Prefetch   While one tile is computed the next panel of b, which no tile has touched yet, is fetched into the
-// second-level
-//            cache: every tile of a column fetches its share.
+//            second-level cache: every tile of a column fetches its share.
 
 namespace trifold::cpu {
 namespace {

@@ -1,27 +1,24 @@
 // kernels/cuda/attention_backward.cu   Gradients of flash attention (Dao, arXiv 2307.08691, algorithm 2), bf16.
 //
 // Block      128 keys of one query head, 8 warps; a loop over the tiles of queries that see some of them (64 queries,
-// at
-//            D 64 128). K and V stay; Q, dO and the queries' rows (attention_backward.cuh) arrive by cp.async one tile
-//            ahead.
+//            at D 64 128). K and V stay; Q, dO and the queries' rows (attention_backward.cuh) arrive by cp.async one
+//            tile ahead.
 // One step     S = Q K^T   P = exp(scale S - lse)   dP = dO V^T   dS = P (dP - delta)   P, dS to shared memory as bf16
 //              dV += P^T dO   dK += dS^T Q (accumulators stay in registers)   dQ += dS K (in memory, see below)
 // One kernel makes dK, dV and dQ with 5 products of tiles. One for dK, dV and another for dQ would make S and dP twice,
-// 7
-//            products for the same result, and the tensor cores are the limit here.
+//            7 products for the same result, and the tensor cores are the limit here.
 // Order      dQ of a query tile is a sum over the blocks of its keys, without float atomics: they take turns, highest
 //            keys first. Each adds to an fp32 tile, the last one rounds the sum to dq. Starting on the diagonal, a
 //            block comes to every query tile at least one step after its neighbour of higher keys, so nobody waits
 //            while blocks advance alike, and the tile is still in the L2 cache. The heads that share keys take turns in
 //            the same way for dK and dV.
 // Turns      are safe in whatever order blocks start: what a block works on is decided by a ticket that it draws, and
-// it
-//            only ever waits for blocks of lower tickets, which run already or are done.
+//            it only ever waits for blocks of lower tickets, which run already or are done.
 // Traffic    per step Q and dO (32 KiB at D 128) and dQ in and out (64 KiB), from L2; the rest once.
 // Shared     K, V [128, D], Q, dO [queries, D] twice, P, dS [queries, 128]: 172 KiB at D 128, 180 KiB at D 64.
 // Numerics   fp32 accumulation in a fixed order, one rounding of each gradient. P and dS are rounded to bf16 for
-// products:
-//            |error of dv| <= 2^-8 (sum P |dO| + |dv|),  |error of dk| <= 2^-8 (scale sum |dS| |Q| + |dk|),  dq alike.
+//            products: |error of dv| <= 2^-8 (sum P |dO| + |dv|),  |error of dk| <= 2^-8 (scale sum |dS| |Q| + |dk|),
+//            dq alike.
 #include "kernels/cuda/attention_backward.cuh"
 #include "kernels/cuda/attention_fragments.cuh"
 

@@ -1,9 +1,8 @@
 // kernels/cuda/attention_backward.cuh   What the backward kernels of both element types share: a row for each query.
 //
 // prepare()   delta = sum over d of dO * O, in one row of 16 bytes per query and head with everything else that the
-// other
-//             kernels ask about it. Rows from T on, which fill the last tile, have lse = infinity: their probabilities
-//             are zero without a mask.
+//             other kernels ask about it. Rows from T on, which fill the last tile, have lse = infinity: their
+//             probabilities are zero without a mask.
 // Traffic     o and do once.
 #pragma once
 #include "kernels/cuda/attention_operands.cuh"

@@ -2,19 +2,16 @@
 // bf16.
 //
 // Block      128 queries of one head, 4 warps of 32; a loop over tiles of 64 keys and values that some of the queries
-// see.
-//            The next tile is on its way by cp.async while one is worked on: one barrier per tile.
+//            see. The next tile is on its way by cp.async while one is worked on: one barrier per tile.
 // One step   32 keys, so that S, P and O fit into registers. A warp passes over steps of which none of its own queries
 //            sees anything, and masks only where one of them does not see all.
 //            S = Q K^T;  m' = max(m, rowmax S);  P = exp(scale (S - m'));  l = l exp(scale (m - m')) + rowsum P;
 //            O = O exp(scale (m - m')) + P V.  The accumulators of S, rounded to bf16, are the left operand of P V.
 // Shared     Q [128, D], then K, V [64, D] twice: 103 KiB at D 128, so that two blocks fit on an SM (at D 64 three):
-// while
-//            one does its softmax another keeps the tensor cores busy.
+//            while one does its softmax another keeps the tensor cores busy.
 // Traffic    q, o once; k, v once per 128 queries and head, from L2 (attention_forward.cuh).
 // Numerics   fp32 scores, statistics and sums in a fixed order; exponentials in base 2 (2^-22 relative). P is rounded
-// to
-//            bf16 before P V, the sum l is of the unrounded P: |error of o| <= 2^-8 (sum_j P_j |v_j| / l + |o|).
+//            to bf16 before P V, the sum l is of the unrounded P: |error of o| <= 2^-8 (sum_j P_j |v_j| / l + |o|).
 // Saves      lse = m + log(l), from which the backward pass makes P again.
 // A query that sees no key gets o = 0 and lse = -infinity.
 #include "kernels/cuda/attention_forward.cuh"

@@ -2,13 +2,11 @@
 // parts.
 //
 // Order   The last queries of a sequence see most keys, so their blocks go first. Blocks that run at the same time
-// should
-//         share keys and values in the L2 cache: heads come in sections with at most `section_bytes` of them, one
-//         section after another, heaviest tiles first inside each.
+//         should share keys and values in the L2 cache: heads come in sections with at most `section_bytes` of them,
+//         one section after another, heaviest tiles first inside each.
 // Parts   Up to `split_queries` queries would leave most of the GPU idle: their keys are cut into parts, one block
-// each,
-//         and a second kernel merges the parts, in order, by their maxima and sums. The cut depends on the number of
-//         keys alone.
+//         each, and a second kernel merges the parts, in order, by their maxima and sums. The cut depends on the
+//         number of keys alone.
 #pragma once
 #include "kernels/cuda/attention_operands.cuh"
 

@@ -4,8 +4,7 @@
 //            groups of four banks, so ldmatrix, and 4-byte stores of accumulators, never meet in a bank. Unlike a
 //            swizzle, padding leaves every address a constant away from the lane's own.
 // Product    acc[i][j] += A B of one warp, in steps of m16n8k16. An operand is read by ldmatrix where its k runs along
-// the
-//            rows of the tile, by ldmatrix.trans where it runs down the columns. One ldmatrix.x4 brings two column
+//            the rows of the tile, by ldmatrix.trans where it runs down the columns. One ldmatrix.x4 brings two column
 //            tiles; with 32 rows per warp it serves four products, which keeps shared memory from being the limit.
 // Fragment   element e of acc[i][j] is row 16 i + lane / 4 + 8 (e / 2), column 8 j + 2 (lane % 4) + e % 2.
 #pragma once
