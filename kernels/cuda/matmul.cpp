@@ -24,9 +24,10 @@ cudaDataType_t type_of(const Tensor& t) {
     return t.dtype == DType::f32 ? CUDA_R_32F : CUDA_R_16BF;
 }
 
-// What the pointer is a multiple of, up to 256 (and for none at all); the distance between rows is in the layouts.
+// What the pointer is a multiple of, up to 16 (and for none at all). No algorithm asks for more, and pieces of a product, which
+// begin at other rows than the whole, must not get another one. The distance between rows is in the layouts.
 uint32_t alignment_of(const void* p) {
-    const auto address = reinterpret_cast<uintptr_t>(p) | 256u;
+    const auto address = reinterpret_cast<uintptr_t>(p) | 16u;
     return static_cast<uint32_t>(address & -address);
 }
 
