@@ -1,8 +1,8 @@
 // train.cu   Trifold: one optimizer step, the loop around it, and the commands.
 //
 // Reading path of one training step: train_step (here) -> model/stage.cpp -> model/block.cpp -> kernels/ops.h (the table of
-// operations) -> kernels/cpu/attention_forward.cpp (or any other) -> back through model/block.cpp -> model/head.cpp ->
-// model/optimizer.cpp -> kernels/cpu/optimizer.cpp.
+// operations) -> kernels/cpu/attention_forward.cpp or kernels/cuda/attention_forward.cu (or any other) -> back through
+// model/block.cpp -> model/head.cpp -> model/optimizer.cpp -> kernels/cpu/optimizer.cpp or kernels/cuda/optimizer.cu.
 #include <cstdio>
 #include <cstring>
 #include <string>

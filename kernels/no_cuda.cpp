@@ -16,6 +16,9 @@ int64_t available_memory() { TRIFOLD_NEVER; }
 bool pin(void*, int64_t) { TRIFOLD_NEVER; }
 void unpin(void*) { TRIFOLD_NEVER; }
 
+void push_range(const char*) { TRIFOLD_NEVER; }
+void pop_range() { TRIFOLD_NEVER; }
+
 struct Streams::State {};
 Streams::Streams() { TRIFOLD_NEVER; }
 Streams::~Streams() = default;

@@ -220,6 +220,13 @@ void Stream::follow(Ticket ticket) {
     state.order_after(state.lane(index_).clock, ticket);
 }
 
+StreamRange::StreamRange(const Stream& stream, const char* name) : on_gpu_(stream.device() == Device::cuda) {
+    if (on_gpu_) cuda::push_range(name);
+}
+StreamRange::~StreamRange() {
+    if (on_gpu_) cuda::pop_range();
+}
+
 StreamEngine::StreamEngine(StreamMode mode, Device device) : state_(std::make_unique<State>(mode)) {
     TRIFOLD_ASSERT(device != Device::automatic && (device == Device::cpu || mode == StreamMode::normal));
     if (device == Device::cuda) state_->cuda = std::make_unique<cuda::Streams>();

@@ -175,4 +175,16 @@ private:
     std::unique_ptr<State> state_;
 };
 
+// Gives what is submitted during its life a common name in profilers of the GPU (NVTX); nothing on a CPU.
+class StreamRange {
+public:
+    StreamRange(const Stream& stream, const char* name);
+    ~StreamRange();
+    StreamRange(const StreamRange&) = delete;
+    StreamRange& operator=(const StreamRange&) = delete;
+
+private:
+    bool on_gpu_;
+};
+
 }  // namespace trifold

@@ -146,10 +146,15 @@ BlockWorkspace reserve_workspace(const ModelConfig& m, DType type, int64_t B, in
 }
 
 Block::Block(const ModelConfig& model, const ParameterTable& table, const FlatBuffers& flat, int layer)
-    : model_(model), p_(layer_params(model, table, flat, layer)), window_(model.window_of(layer)) {}
+    : model_(model),
+      p_(layer_params(model, table, flat, layer)),
+      window_(model.window_of(layer)),
+      forward_name_("layer " + std::to_string(layer) + " forward"),
+      backward_name_("layer " + std::to_string(layer) + " backward") {}
 
 Tensor Block::forward(Stream& s, const Tensor& x, const Tensor& delta, const SequenceInfo& seq, const BlockActivations& a,
                       const BlockWorkspace& w, KvCache* cache) const {
+    const StreamRange range(s, forward_name_.c_str());
     const int64_t N = seq.tokens();
     norm(s, p_.norm1, x, delta, a.x_NC, a.y1_NC, a.mean1_N, a.rstd1_N, N);
     attention_forward(s, a.y1_NC, seq, a, w, cache);
@@ -171,6 +176,7 @@ void Block::recompute(Stream& s, const SequenceInfo& seq, const BlockActivations
 
 void Block::backward(Stream& s, const Tensor& dres, const SequenceInfo& seq, const BlockActivations& a, const BlockWorkspace& w,
                      Accumulate accumulate) const {
+    const StreamRange range(s, backward_name_.c_str());
     const int64_t N = seq.tokens();
     if (serial()) {
         ffn_backward(s, dres, a.y2_NC, N, a, w, Accumulate::overwrite, accumulate);

@@ -78,6 +78,7 @@ private:
     const ModelConfig& model_;
     LayerParams p_;
     int64_t window_;
+    std::string forward_name_, backward_name_;  // for profilers
 };
 
 }  // namespace trifold

@@ -14,6 +14,7 @@
 # Exit code 1 when a floor is missed; the lines with MISSED say which.
 set -euo pipefail
 cd "$(dirname "$0")/.."
+. scripts/measure.sh
 
 build=build seqs="256 1024" dtypes="fp32 bf16" rounds=2 steps=4 warmup=1 threads=$(nproc) python= install_peer=0
 while [ $# -gt 0 ]; do
@@ -37,8 +38,6 @@ trap '[ -z "$pid" ] || kill -9 "$pid" 2>/dev/null || true; rm -rf "$work"' EXIT
 results=$work/results.tsv  # who dtype seq tokens_per_s cpu_s_per_step share start_s outside
 say() { echo "$*" >&2; }
 seconds() { date +%s.%N; }
-field() { sed -n "s/.*\"$1\": *\(-\{0,1\}[0-9.][0-9.e+-]*\).*/\1/p" "$2"; }  # every number with this key, one a line
-median() { sort -g | awk '{ x[NR] = $1 } END { if (NR) print (x[int((NR + 1) / 2)] + x[int(NR / 2) + 1]) / 2; else print "nan" }'; }
 cpu_seconds() { awk -v hz="$(getconf CLK_TCK)" '{ sub(/.*\) /, ""); print ($12 + $13) / hz }' "/proc/$1/stat"; }
 
 # ---------------------------------------------------------------- trifold
@@ -126,11 +125,7 @@ measure_peer() {  # measure_peer NAME DTYPE SEQ OPTIONS...
 # ---------------------------------------------------------------- measure
 make NATIVE=1 BUILD="$build" >&2
 prepare_peer
-{   # Random ids below 50,116 in the llm.c format: header, then 2 bytes each.
-    printf '\210\330\064\001\001\000\000\000\100\102\017\000'  # 20240520, version 1, 1,000,000 tokens
-    head -c 1012 /dev/zero
-    head -c 2000000 /dev/urandom | LC_ALL=C tr '\304-\377' '\000-\073'
-} >"$work/tokens.bin"
+random_tokens >"$work/tokens.bin"
 : >"$results"
 load=$(cut -d' ' -f1 /proc/loadavg)
 for dtype in $dtypes; do

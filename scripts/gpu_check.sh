@@ -16,6 +16,7 @@
 # Prints one table, writes DATE-gpu.md and DATE-gpu.json. Exit code 1 when a number is wrong; slow is reported, not an error.
 set -uo pipefail
 cd "$(dirname "$0")/.." || exit
+. scripts/measure.sh
 
 pack= programs= rehearse= out=docs/measured seconds=460
 while [ $# -gt 0 ]; do
@@ -75,14 +76,15 @@ verdict() {
     local name=$1 limit=$2 start=$SECONDS rc=0
     shift 2
     if [ "$(left)" -lt 15 ]; then note "| $name | skipped | the time was used up |"; return 0; fi
-    local cut=$(left)
+    local cut
+    cut=$(left)
     timeout -k 5 "$((limit < cut ? limit : cut))" "$@" >"$log" 2>&1 || rc=$?
     # What hangs within its own limit is wrong; a skip is only what the budget of the whole script, or the slow sanitizer, cut short.
-    if [ $rc -eq 124 ] || [ $rc -eq 137 ]; then [[ $limit -lt $cut && $name != compute-sanitizer* ]] || rc=cut; fi
+    if [ $rc -eq 124 ] || [ $rc -eq 137 ]; then [[ $limit -lt $cut && $name != compute-sanitizer* ]] || rc="cut short"; fi
     case $rc in
         0) note "| $name | ok | $(grep -v '^ *$' "$log" | tail -n 1 | cut -c1-100), $((SECONDS - start)) s |" ;;
         77) note "| $name | skipped | $(tail -n 1 "$log" | cut -c1-100) |" ;;
-        cut) note "| $name | skipped | not finished in $((SECONDS - start)) s |"; rc=124 ;;
+        "cut short") note "| $name | skipped | not finished in $((SECONDS - start)) s |"; rc=124 ;;
         *) note "| $name | WRONG | exit code $rc |"; tail -n 40 "$log"; wrong=$((wrong + 1)) ;;
     esac
     printf '%s\t%s\t%s\n' "$name" "$rc" "$((SECONDS - start))" >>"$work/verdicts"
@@ -107,11 +109,7 @@ for tool in memcheck racecheck; do
 done
 
 # ---------------------------------------------------------------- training runs
-{   # Random ids below 50,116 in the llm.c format: header, then 2 bytes each.
-    printf '\210\330\064\001\001\000\000\000\100\102\017\000'  # 20240520, version 1, 1,000,000 tokens
-    head -c 1012 /dev/zero
-    head -c 2000000 /dev/urandom | LC_ALL=C tr '\304-\377' '\000-\073'
-} >"$work/tokens.bin"
+random_tokens >"$work/tokens.bin"
 train() {  # train RUN STEPS OPTIONS...   in a subshell: it is replaced by the program
     rm -rf "${work:?}/$1"
     exec "$trifold" train --run.device=$device --data.train="$work/tokens.bin" --run.dir="$work/$1" --run.tensorboard=off --train.steps="$2" --checkpoint.every=0 \
@@ -140,8 +138,6 @@ else
 fi
 
 # ---------------------------------------------------------------- 5 training
-field() { sed -n "s/.*\"$1\": *\(-\{0,1\}[0-9.][0-9.e+-]*\).*/\1/p" "$2"; }
-median() { sort -g | awk '{ x[NR] = $1 } END { if (NR) print (x[int((NR + 1) / 2)] + x[int(NR / 2) + 1]) / 2; else print "nan" }'; }
 speed() {  # speed NAME STEPS OPTIONS...
     local name=$1 steps=$2
     if [ "$(left)" -lt 30 ]; then echo "| $name | skipped: the time was used up | | | |" >>"$work/speeds"; return; fi

@@ -14,6 +14,7 @@
 #include <cstdint>
 #include <cstring>
 
+#include "kernels/normal_tail.h"
 #include "kernels/tensor.h"
 
 #define TRIFOLD_INLINE [[gnu::always_inline]] inline
@@ -273,8 +274,7 @@ TRIFOLD_INLINE Sigmoid sigmoid(const f32x16& z) {
 }
 
 // The standard normal distribution: its integral (1 + erf(x / sqrt 2)) / 2 and its density, within (4 + x^2 / 2) ulp
-// for |x| <= 13; beyond that as at +-13 (1e-38 from 0 or 1). The tail is exp(-x^2/2) t q(t) with t = 1 / (1 + 0.3 |x|);
-// the degree-9 polynomial q (Chebyshev interpolation) is within 2.5e-8.
+// for |x| <= 13; beyond that as at +-13 (1e-38 from 0 or 1).
 struct Normal {
     f32x16 integral, density;
 };
@@ -282,16 +282,7 @@ TRIFOLD_INLINE Normal normal(const f32x16& unbounded) {
     const f32x16 x = clamp(unbounded, -13.0f, 13.0f);
     const f32x16 e = exp_in_range(x * x * -0.5f);
     const f32x16 t = f32x16(1.0f) / (abs(x) * 0.3f + 1.0f);
-    f32x16 q = t * -0.0208300408f + 0.113590129f;
-    q = q * t - 0.231002316f;
-    q = q * t + 0.195594937f;
-    q = q * t - 0.0826592445f;
-    q = q * t + 0.097922124f;
-    q = q * t + 0.0777729601f;
-    q = q * t + 0.110368036f;
-    q = q * t + 0.119555928f;
-    q = q * t + 0.119687498f;
-    const f32x16 tail = e * (q * t);
+    const f32x16 tail = e * normal_tail(t);
     return {select(x < 0.0f, tail, f32x16(1.0f) - tail), e * 0.398942280f};
 }
 

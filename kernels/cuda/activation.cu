@@ -9,6 +9,7 @@
 // Numerics   fp32, rounded once; the functions are those of kernels/cpu/activation.cpp, within a few ulp.
 // Saves      nothing but x.
 #include "kernels/cuda/strips.cuh"
+#include "kernels/normal_tail.h"
 #include "kernels/ops.h"
 
 namespace trifold::cuda {
@@ -42,23 +43,13 @@ struct GeluTanh {
     }
 };
 
-// The standard normal distribution; its tail is exp(-x^2/2) t q(t) with t = 1 / (1 + 0.3 |x|) and the polynomial q of
-// kernels/cpu/simd.h.
+// The standard normal distribution (normal_tail.h).
 struct Normal {
     float integral, density;
     __device__ __forceinline__ explicit Normal(float x) {
         const float e = expf(x * x * -0.5f);
         const float t = __fdividef(1.0f, fabsf(x) * 0.3f + 1.0f);
-        float q = t * -0.0208300408f + 0.113590129f;
-        q = q * t - 0.231002316f;
-        q = q * t + 0.195594937f;
-        q = q * t - 0.0826592445f;
-        q = q * t + 0.097922124f;
-        q = q * t + 0.0777729601f;
-        q = q * t + 0.110368036f;
-        q = q * t + 0.119555928f;
-        q = q * t + 0.119687498f;
-        const float tail = e * (q * t);
+        const float tail = e * normal_tail(t);
         integral = x < 0.0f ? tail : 1.0f - tail;
         density = e * 0.398942280f;
     }

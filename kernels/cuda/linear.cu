@@ -3,11 +3,12 @@
 //   y[N,O] (+)= x[N,I] @ w[O,I]^T + bias[O]      dx[N,I] (+)= dy[N,O] @ w[O,I]      dw[O,I] (+)= dy[N,O]^T @ x[N,I]
 //   dbias[O] (+)= sum_n dy[n,O]
 //
-// Bias       Sums of at most `row_blocks` blocks of rows go to the workspace, a second kernel adds these in order. The blocks depend
+// Bias       Sums of at most `row_blocks` blocks of rows go to the workspace and are added there (partials.cuh). The blocks depend
 //            on N alone, so the result is the same on every GPU. Traffic: dy once, N*O elements.
 // Numerics   fp32 sums; the gradients are fp32 in memory.
 #include "kernels/cuda/matmul.h"
 #include "kernels/cuda/pack.h"
+#include "kernels/cuda/partials.cuh"
 #include "kernels/cuda/runtime.h"
 
 namespace trifold::cuda {
@@ -47,14 +48,6 @@ __global__ void __launch_bounds__(lanes * row_lanes) column_sums(const T* dy_NO,
     }
 }
 
-__global__ void __launch_bounds__(256) sum_of_blocks(const float* partial_RO, float* dbias_O, int64_t blocks, int64_t O, bool add) {
-    const int64_t o = static_cast<int64_t>(blockIdx.x) * blockDim.x + threadIdx.x;
-    if (o >= O) return;
-    float sum = add ? dbias_O[o] : 0.0f;
-    for (int64_t r = 0; r < blocks; ++r) sum += partial_RO[r * O + o];
-    dbias_O[o] = sum;
-}
-
 void bias_gradient(cudaStream_t stream, const LinearBackwardWeight& a) {
     const int64_t rows = rows_per_block(a.N), blocks = blocks_of(a.N);
     float* partial = reinterpret_cast<float*>(static_cast<std::byte*>(a.workspace.data) + matmul_workspace);
@@ -66,8 +59,7 @@ void bias_gradient(cudaStream_t stream, const LinearBackwardWeight& a) {
                    column_sums<T, width>, elements<const T>(a.dy_NO), partial, a.N, a.O, rows);
         });
     });
-    launch(stream, {.blocks = static_cast<unsigned>((a.O + 255) / 256), .threads = 256}, sum_of_blocks, static_cast<const float*>(partial),
-           elements<float>(a.dbias_O), blocks, a.O, a.accumulate == Accumulate::add);
+    add_partials(stream, {.partials = partial, .rows = blocks, .columns = a.O, .first = elements<float>(a.dbias_O), .second = nullptr, .accumulate = a.accumulate});
 }
 
 // y[n,o] = bias[o] (+ y[n,o])
@@ -84,7 +76,7 @@ __global__ void __launch_bounds__(256) spread_bias(const T* bias_O, T* y_NO, int
 
 bool has_code_for_this_gpu() {
     cudaFuncAttributes attributes;
-    const bool found = cudaFuncGetAttributes(&attributes, reinterpret_cast<const void*>(sum_of_blocks)) == cudaSuccess;
+    const bool found = cudaFuncGetAttributes(&attributes, reinterpret_cast<const void*>(spread_bias<float>)) == cudaSuccess;
     if (!found) cudaGetLastError();  // forgotten: the caller says so
     return found;
 }

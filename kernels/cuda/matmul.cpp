@@ -15,7 +15,8 @@ namespace {
 
 void check_blas(cublasStatus_t status, const char* call, const char* file, int line) {
     if (status == CUBLAS_STATUS_SUCCESS) return;
-    throw Problem(Exit::fault, fmt::format("cuBLASLt: {} in {} at {}:{}", cublasLtGetStatusString(status), call, file, line));
+    throw Problem(Exit::fault, fmt::format("cuBLASLt: {} in {} at {}:{}; if `nvidia-smi` shows a healthy GPU with free memory, please report it, and compute with "
+                                           "--run.device=cpu meanwhile", cublasLtGetStatusString(status), call, file, line));
 }
 #define BLAS_CHECK(call) check_blas((call), #call, __FILE__, __LINE__)
 

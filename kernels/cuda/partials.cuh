@@ -1,4 +1,4 @@
-// kernels/cuda/partials.cuh   Sums over rows (gradients of norm weights): each block of a first kernel leaves its
+// kernels/cuda/partials.cuh   Sums over rows (gradients of biases and norm weights): each block of a first kernel leaves its
 // partial sums as one row of a workspace; a second kernel adds these rows in their order.
 //
 // The number of partial rows depends on the sizes alone, never on the device, so the sums repeat bit for bit anywhere.

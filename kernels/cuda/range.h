@@ -1,4 +1,5 @@
-// kernels/cuda/range.h   What surrounds the calls of one operation: an NVTX range for profilers; in the emulator, its declared accesses.
+// kernels/cuda/range.h   NVTX ranges for profilers: one round the calls of each operation, which tells the emulator what the operation
+// may touch, and those that models open round their layers.
 #pragma once
 #include <span>
 
@@ -12,16 +13,31 @@
 
 namespace trifold::cuda {
 
-inline void range_push(const char* name, [[maybe_unused]] std::span<const BufferAccess> accesses) {
+inline void operation_begin(const char* name, [[maybe_unused]] std::span<const BufferAccess> accesses) {
 #if defined(TRIFOLD_EMULATION)
     emulation::begin_operation(name, accesses);
 #else
     nvtxRangePushA(name);
 #endif
 }
-inline void range_pop() {
+inline void operation_end() {
 #if defined(TRIFOLD_EMULATION)
     emulation::end_operation();
+#else
+    nvtxRangePop();
+#endif
+}
+
+inline void range_begin(const char* name) {
+#if defined(TRIFOLD_EMULATION)
+    emulation::begin_range(name);
+#else
+    nvtxRangePushA(name);
+#endif
+}
+inline void range_end() {
+#if defined(TRIFOLD_EMULATION)
+    emulation::end_range();
 #else
     nvtxRangePop();
 #endif

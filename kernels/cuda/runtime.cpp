@@ -116,6 +116,9 @@ bool pin(void* memory, int64_t bytes) {
 }
 void unpin(void* memory) { cudaHostUnregister(memory); }
 
+void push_range(const char* name) { range_begin(name); }
+void pop_range() { range_end(); }
+
 // ---------------------------------------------------------------- streams
 
 namespace {
@@ -232,7 +235,7 @@ void Streams::add(const Stream& stream, int index, StreamKind kind) {
 CUstream_st* Streams::handle(int index) const { return state_->streams.at(index).handle; }
 
 void Streams::begin(int index, const char* name, std::span<const BufferAccess> accesses) {
-    range_push(name, accesses);
+    operation_begin(name, accesses);
     if (!state_->observer) return;
     const CudaStream& s = state_->streams.at(index);
     state_->timed.push_back({s.stream, name, state_->timer(), state_->timer()});
@@ -244,7 +247,7 @@ void Streams::end(Ticket ticket) {
     s.submitted = ticket.number;
     if (state_->observer) CUDA_CHECK(cudaEventRecord(state_->timed.back().end, s.handle));
     if (s.kind == StreamKind::communication) state_->mark(s);
-    range_pop();
+    operation_end();
 }
 
 void Streams::follow(int index, Ticket ticket) {

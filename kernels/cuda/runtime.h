@@ -35,6 +35,10 @@ int64_t available_memory();
 bool pin(void* memory, int64_t bytes);
 void unpin(void* memory);
 
+// A named stretch of operations in profilers (NVTX).
+void push_range(const char* name);
+void pop_range();
+
 // The CUDA streams of one engine, numbered as the engine numbers them. A ticket becomes an event: on communication streams
 // after every operation, so that waiting for one collective never waits for the next; on compute streams only when somebody
 // asks for the ticket, so that the event may cover later work as well.

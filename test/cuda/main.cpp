@@ -1,10 +1,7 @@
 // test/cuda/main.cpp   Runs the tests of test/cuda on the GPU of this machine; without one it says so and exits with 77.
 #define CATCH_CONFIG_RUNNER
-#if __has_include(<catch2/catch_all.hpp>)
-#include <catch2/catch_all.hpp>
-#else
-#include <catch2/catch.hpp>
-#endif
+#include "test/catch.h"
+
 #include <cstdio>
 
 #include "kernels/cuda/runtime.h"

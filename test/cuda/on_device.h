@@ -93,9 +93,9 @@ void on_device(void (*operation)(CUstream_st*, const Args&), Args args) {
     });
     if constexpr (requires { args.segments; }) args.segments = static_cast<const Segment*>(copies.on_device(args.segments));
     if constexpr (requires { args.workspace; }) args.workspace = Tensor{scratch.memory, workspace.dtype, workspace.elems};
-    cuda::range_push("test", accesses_of(args));
+    cuda::operation_begin("test", accesses_of(args));
     operation(nullptr, args);
-    cuda::range_pop();
+    cuda::operation_end();
     CUDA_CHECK(cudaDeviceSynchronize());
     for (const BufferAccess& w : written) copies.download(w.begin, w.bytes);
 }

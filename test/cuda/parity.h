@@ -95,9 +95,9 @@ void unaligned(CUstream_st* stream, const Args& args) {
         CUDA_CHECK(cudaMemcpyAsync(to, t.data, static_cast<size_t>(t.bytes()), cudaMemcpyDeviceToDevice, stream));
         const_cast<Tensor&>(t).data = to;
     });
-    cuda::range_push("unaligned", accesses_of(shifted));
+    cuda::operation_begin("unaligned", accesses_of(shifted));
     operation(stream, shifted);
-    cuda::range_pop();
+    cuda::operation_end();
     size_t next = 0;
     each(args, [&](const auto& v) {
         if (!moves(v)) return;

@@ -1,10 +1,6 @@
-#if __has_include(<catch2/catch_all.hpp>)
-#include <catch2/catch_all.hpp>
-#else
-#include <catch2/catch.hpp>
-#endif
-
 // test/cuda/test_attention.cpp   Attention on CUDA against the CPU and against softmax(q k^T) v in double precision.
+#include "test/catch.h"
+
 #include <cmath>
 #include <vector>
 

@@ -1,9 +1,5 @@
-#if __has_include(<catch2/catch_all.hpp>)
-#include <catch2/catch_all.hpp>
-#else
-#include <catch2/catch.hpp>
-#endif
 // test/cuda/test_embedding.cpp   The embedding tables on the device, forward and backward.
+#include "test/catch.h"
 #include "test/cuda/parity.h"
 
 using namespace trifold;

@@ -1,13 +1,9 @@
-#if __has_include(<catch2/catch_all.hpp>)
-#include <catch2/catch_all.hpp>
-#else
-#include <catch2/catch.hpp>
-#endif
 // test/cuda/test_linear.cpp   Linear layers on the device against those of the CPU, at odd sizes.
 //
 // Bounds   fp32: both sides sum in fp32, in another order: 2e-6 of the largest value covers up to a few hundred terms. bf16
 //          results are rounded once from such a sum on both sides, so they differ by at most one rounding step of bf16
 //          (2^-8 relative) besides. Gradients of weights are fp32 sums of bf16 products.
+#include "test/catch.h"
 #include "kernels/cuda/matmul.h"
 #include "test/cuda/on_device.h"
 #include "test/unit/operands.h"

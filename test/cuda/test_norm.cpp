@@ -1,9 +1,5 @@
-#if __has_include(<catch2/catch_all.hpp>)
-#include <catch2/catch_all.hpp>
-#else
-#include <catch2/catch.hpp>
-#endif
 // test/cuda/test_norm.cpp   LayerNorm, RMSNorm, the norm of heads and rotary embeddings on the device, at odd sizes.
+#include "test/catch.h"
 #include "test/cuda/parity.h"
 
 using namespace trifold;

@@ -1,10 +1,7 @@
-#if __has_include(<catch2/catch_all.hpp>)
-#include <catch2/catch_all.hpp>
-#else
-#include <catch2/catch.hpp>
-#endif
 // test/cuda/test_ptx.cpp   Each wrapper of kernels/cuda/ptx.h against what the PTX manual says, as plain loops. In the emulator this
 // tests the emulation; on a GPU it tests our reading of the manual, on which the emulation rests.
+#include "test/catch.h"
+
 #include <cuda_runtime_api.h>
 
 #include <bit>

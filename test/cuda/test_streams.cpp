@@ -1,11 +1,7 @@
-#if __has_include(<catch2/catch_all.hpp>)
-#include <catch2/catch_all.hpp>
-#else
-#include <catch2/catch.hpp>
-#endif
 // test/cuda/test_streams.cpp   Streams, tickets and memory of the device through the stream engine.
 //
 // In the emulator every wait that is missing must show: the tests plant such faults and look for the report.
+#include "test/catch.h"
 #include "kernels/arena.h"
 #include "kernels/cuda/runtime.h"
 #include "kernels/ops.h"

@@ -1,10 +1,6 @@
-#if __has_include(<catch2/catch_all.hpp>)
-#include <catch2/catch_all.hpp>
-#else
-#include <catch2/catch.hpp>
-#endif
 // test/cuda/test_utility.cpp   Addition and conversion, copies, zeroing and sums on the device; and that parity.h can
 // fail.
+#include "test/catch.h"
 #include "test/cuda/parity.h"
 
 using namespace trifold;

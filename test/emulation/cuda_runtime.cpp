@@ -70,6 +70,7 @@ struct Runtime {
     std::map<std::byte*, size_t> allocations;
     const char* operation = nullptr;
     std::vector<BufferAccess> accesses;
+    Ranges ranges;
 
     Stream& of(CUstream_st* s) { return s ? *s->stream : *default_stream.stream; }
     Ticket put(CUstream_st* stream, const char* name, std::vector<BufferAccess> what, std::function<void()> work) {
@@ -116,6 +117,15 @@ void end_operation() {
     runtime().accesses.clear();
     declare_accesses({});
 }
+
+void begin_range(const char* name) {
+    runtime().ranges.names.push_back(name);
+    ++runtime().ranges.open;
+}
+void end_range() {
+    if (--runtime().ranges.open < 0) die("a range ends that was not opened");
+}
+const Ranges& ranges() { return runtime().ranges; }
 
 void submit(CUstream_st* stream, const char* kernel, std::function<void()> run) {
     Runtime& r = runtime();

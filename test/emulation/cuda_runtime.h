@@ -17,6 +17,15 @@ namespace trifold::emulation {
 void begin_operation(const char* name, std::span<const BufferAccess> accesses);
 void end_operation();
 
+// NVTX ranges of models: those that were opened so far, and how many are open now.
+void begin_range(const char* name);
+void end_range();
+struct Ranges {
+    std::vector<std::string> names;
+    int open = 0;
+};
+const Ranges& ranges();
+
 // One sentence for each pair of accesses that nothing orders, uses after free included.
 std::vector<std::string> unordered_accesses();
 // Bytes of device memory that were allocated and not freed.

@@ -1,9 +1,5 @@
 // test/emulation/test_emulator.cpp   The emulated words of CUDA mean what the CUDA C++ and PTX manuals say.
-#if __has_include(<catch2/catch_all.hpp>)
-#include <catch2/catch_all.hpp>
-#else
-#include <catch2/catch.hpp>
-#endif
+#include "test/catch.h"
 
 #include <cmath>
 #include <set>

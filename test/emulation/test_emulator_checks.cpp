@@ -1,9 +1,5 @@
 // test/emulation/test_emulator_checks.cpp   Misuse that the emulator or a sanitizer must name, each in a kernel of a few lines.
-#if __has_include(<catch2/catch_all.hpp>)
-#include <catch2/catch_all.hpp>
-#else
-#include <catch2/catch.hpp>
-#endif
+#include "test/catch.h"
 
 #include <cmath>
 #include <string>

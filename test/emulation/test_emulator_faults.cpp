@@ -1,9 +1,5 @@
 // test/emulation/test_emulator_faults.cpp   Faults planted in ordinary kernels: which schedule, and which build, catches which.
-#if __has_include(<catch2/catch_all.hpp>)
-#include <catch2/catch_all.hpp>
-#else
-#include <catch2/catch.hpp>
-#endif
+#include "test/catch.h"
 
 #include <algorithm>
 #include <cmath>

@@ -1,9 +1,5 @@
 // test/emulation/test_emulator_races.cpp   What the race detector must report, and what it must not; nearly empty in the other builds.
-#if __has_include(<catch2/catch_all.hpp>)
-#include <catch2/catch_all.hpp>
-#else
-#include <catch2/catch.hpp>
-#endif
+#include "test/catch.h"
 
 #include <array>
 #include <string>

@@ -1,7 +1,7 @@
 // test/unit/fake_run.h   A run at some step without a model: what the tests of checkpoints save and load.
-//
-// Included after Catch2.
 #pragma once
+#include "test/catch.h"
+
 #include <algorithm>
 #include <cstring>
 #include <random>

@@ -1,5 +1,7 @@
-// test/unit/problems.h   What a refusal said. Included after Catch2.
+// test/unit/problems.h   What a refusal said.
 #pragma once
+#include "test/catch.h"
+
 #include <string>
 
 #include "base/error.h"

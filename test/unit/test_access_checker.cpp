@@ -1,8 +1,5 @@
-#if __has_include(<catch2/catch_all.hpp>)
-#include <catch2/catch_all.hpp>
-#else
-#include <catch2/catch.hpp>
-#endif
+// test/unit/test_access_checker.cpp   Every pair of accesses that nothing orders is reported, and no ordered pair is.
+#include "test/catch.h"
 
 #include <cstdio>
 #include <stdexcept>

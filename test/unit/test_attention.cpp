@@ -1,10 +1,6 @@
-#if __has_include(<catch2/catch_all.hpp>)
-#include <catch2/catch_all.hpp>
-#else
-#include <catch2/catch.hpp>
-#endif
-
 // test/unit/test_attention.cpp   Attention against softmax(q k^T) v written out in double precision.
+#include "test/catch.h"
+
 #include <cmath>
 #include <limits>
 #include <vector>

@@ -1,9 +1,6 @@
-#if __has_include(<catch2/catch_all.hpp>)
-#include <catch2/catch_all.hpp>
-#else
-#include <catch2/catch.hpp>
-#endif
 // test/unit/test_checkpoint.cpp   Saving and loading: round trips, which ones are kept, which ones are refused.
+#include "test/catch.h"
+
 #include <unistd.h>
 
 #include <algorithm>

@@ -1,9 +1,6 @@
-#if __has_include(<catch2/catch_all.hpp>)
-#include <catch2/catch_all.hpp>
-#else
-#include <catch2/catch.hpp>
-#endif
 // test/unit/test_checkpoint_damage.cpp   Damaged files, crashes between any two steps of a save, and disks that refuse.
+#include "test/catch.h"
+
 #include <sys/mount.h>
 #include <sys/resource.h>
 #include <sys/wait.h>

@@ -1,10 +1,7 @@
-#if __has_include(<catch2/catch_all.hpp>)
-#include <catch2/catch_all.hpp>
-#else
-#include <catch2/catch.hpp>
-#endif
 // test/unit/test_checkpoint_pieces.cpp   Pieces of tensors: their names, what two of them share, loading into another
 // layout.
+#include "test/catch.h"
+
 #include <algorithm>
 #include <cstring>
 #include <random>

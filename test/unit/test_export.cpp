@@ -1,9 +1,5 @@
-#if __has_include(<catch2/catch_all.hpp>)
-#include <catch2/catch_all.hpp>
-#else
-#include <catch2/catch.hpp>
-#endif
 // test/unit/test_export.cpp   trifold export: from a run directory to a Hugging Face folder, and what it refuses.
+#include "test/catch.h"
 #include "checkpoint/huggingface.h"
 #include "commands/export.h"
 #include "test/unit/fake_run.h"

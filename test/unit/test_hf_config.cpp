@@ -1,9 +1,6 @@
-#if __has_include(<catch2/catch_all.hpp>)
-#include <catch2/catch_all.hpp>
-#else
-#include <catch2/catch.hpp>
-#endif
 // test/unit/test_hf_config.cpp   config.json of transformers: both generations, and what is refused.
+#include "test/catch.h"
+
 #include <map>
 
 #include "checkpoint/huggingface.h"

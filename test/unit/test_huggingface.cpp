@@ -1,10 +1,7 @@
-#if __has_include(<catch2/catch_all.hpp>)
-#include <catch2/catch_all.hpp>
-#else
-#include <catch2/catch.hpp>
-#endif
 // test/unit/test_huggingface.cpp   Hugging Face folders: round trips of the four families, tensors that
 // do not fit.
+#include "test/catch.h"
+
 #include <cstring>
 #include <map>
 

@@ -1,9 +1,6 @@
-#if __has_include(<catch2/catch_all.hpp>)
-#include <catch2/catch_all.hpp>
-#else
-#include <catch2/catch.hpp>
-#endif
 // The linear operations against products in double, and the promises of kernels/cpu/gemm.h about bits.
+#include "test/catch.h"
+
 #include <omp.h>
 
 #include <algorithm>

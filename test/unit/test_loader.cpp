@@ -1,8 +1,5 @@
-#if __has_include(<catch2/catch_all.hpp>)
-#include <catch2/catch_all.hpp>
-#else
-#include <catch2/catch.hpp>
-#endif
+// test/unit/test_loader.cpp   Samples, epochs, shuffles, blends, documents and prompt masks of the loader, against plain recomputation.
+#include "test/catch.h"
 
 #include <numeric>
 #include <set>

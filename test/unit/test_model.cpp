@@ -1,9 +1,5 @@
-#if __has_include(<catch2/catch_all.hpp>)
-#include <catch2/catch_all.hpp>
-#else
-#include <catch2/catch.hpp>
-#endif
 // test/unit/test_model.cpp   The whole model: gradients against finite differences, and what must not change them.
+#include "test/catch.h"
 
 #include <omp.h>
 

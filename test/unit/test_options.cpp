@@ -1,9 +1,6 @@
-#if __has_include(<catch2/catch_all.hpp>)
-#include <catch2/catch_all.hpp>
-#else
-#include <catch2/catch.hpp>
-#endif
 // test/unit/test_options.cpp   Reading options: precedence, bad values, suggestions, JSON there and back, help.
+#include "test/catch.h"
+
 #include <unistd.h>
 
 #include <algorithm>

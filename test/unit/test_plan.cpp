@@ -1,9 +1,6 @@
-#if __has_include(<catch2/catch_all.hpp>)
-#include <catch2/catch_all.hpp>
-#else
-#include <catch2/catch.hpp>
-#endif
 // test/unit/test_plan.cpp   What `trifold plan` prints.
+#include "test/catch.h"
+
 #include <nlohmann/json.hpp>
 
 #include "model/flops.h"

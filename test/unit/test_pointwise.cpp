@@ -1,10 +1,6 @@
-#if __has_include(<catch2/catch_all.hpp>)
-#include <catch2/catch_all.hpp>
-#else
-#include <catch2/catch.hpp>
-#endif
 // test/unit/test_pointwise.cpp   Embedding, rotary, activations and cross-entropy of kernels/cpu/: values against
 // formulas in double, gradients against central differences of these formulas (or an analytic one), at odd sizes.
+#include "test/catch.h"
 #include "kernels/cpu/parallel.h"
 #include "test/unit/operands.h"
 

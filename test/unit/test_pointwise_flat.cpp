@@ -1,10 +1,7 @@
-#if __has_include(<catch2/catch_all.hpp>)
-#include <catch2/catch_all.hpp>
-#else
-#include <catch2/catch.hpp>
-#endif
 // test/unit/test_pointwise_flat.cpp   The lanes of kernels/cpu/simd.h, the operations on flat buffers, and the
 // optimizers against references in double.
+#include "test/catch.h"
+
 #include <cstring>
 
 #include "kernels/cpu/parallel.h"

@@ -1,10 +1,6 @@
-#if __has_include(<catch2/catch_all.hpp>)
-#include <catch2/catch_all.hpp>
-#else
-#include <catch2/catch.hpp>
-#endif
 // test/unit/test_pointwise_norm.cpp   LayerNorm, RMSNorm and the norm of heads of kernels/cpu/: values against formulas
 // in double, gradients against central differences of these formulas, at odd sizes.
+#include "test/catch.h"
 #include "kernels/ops.h"
 #include "test/unit/operands.h"
 

@@ -1,9 +1,6 @@
-#if __has_include(<catch2/catch_all.hpp>)
-#include <catch2/catch_all.hpp>
-#else
-#include <catch2/catch.hpp>
-#endif
 // test/unit/test_presets.cpp   Presets and the cost model against published numbers.
+#include "test/catch.h"
+
 #include <cmath>
 
 #include "model/flops.h"

@@ -1,9 +1,6 @@
-#if __has_include(<catch2/catch_all.hpp>)
-#include <catch2/catch_all.hpp>
-#else
-#include <catch2/catch.hpp>
-#endif
 // test/unit/test_safetensors.cpp   Round trips, conversions, and every way in which a file can be wrong.
+#include "test/catch.h"
+
 #include <bit>
 #include <cmath>
 #include <cstring>

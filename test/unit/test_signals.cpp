@@ -1,8 +1,5 @@
-#if __has_include(<catch2/catch_all.hpp>)
-#include <catch2/catch_all.hpp>
-#else
-#include <catch2/catch.hpp>
-#endif
+// test/unit/test_signals.cpp   SIGINT and SIGTERM ask for a stop; the second one leaves at once.
+#include "test/catch.h"
 
 #include <sys/wait.h>
 #include <unistd.h>

@@ -1,8 +1,5 @@
-#if __has_include(<catch2/catch_all.hpp>)
-#include <catch2/catch_all.hpp>
-#else
-#include <catch2/catch.hpp>
-#endif
+// test/unit/test_stream.cpp   Inline, worker and adversarial streams: order, tickets, failures, copies.
+#include "test/catch.h"
 
 #include <atomic>
 #include <condition_variable>

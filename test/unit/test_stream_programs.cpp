@@ -1,8 +1,5 @@
-#if __has_include(<catch2/catch_all.hpp>)
-#include <catch2/catch_all.hpp>
-#else
-#include <catch2/catch.hpp>
-#endif
+// test/unit/test_stream_programs.cpp   Random programs over several streams: every engine gives the same results.
+#include "test/catch.h"
 
 #include <algorithm>
 #include <cstdint>

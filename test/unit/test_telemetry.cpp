@@ -1,8 +1,5 @@
-#if __has_include(<catch2/catch_all.hpp>)
-#include <catch2/catch_all.hpp>
-#else
-#include <catch2/catch.hpp>
-#endif
+// test/unit/test_telemetry.cpp   metrics.jsonl, events.jsonl and the console: contents, resuming, full disks.
+#include "test/catch.h"
 
 #include <sys/resource.h>
 

@@ -1,8 +1,5 @@
-#if __has_include(<catch2/catch_all.hpp>)
-#include <catch2/catch_all.hpp>
-#else
-#include <catch2/catch.hpp>
-#endif
+// test/unit/test_tensorboard.cpp   TensorBoard event files, byte for byte where the format fixes them.
+#include "test/catch.h"
 
 #include <cstring>
 #include <map>

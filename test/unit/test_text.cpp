@@ -1,9 +1,6 @@
-#if __has_include(<catch2/catch_all.hpp>)
-#include <catch2/catch_all.hpp>
-#else
-#include <catch2/catch.hpp>
-#endif
 // test/unit/test_text.cpp   Numbers and near misses as people read them; CPU limits.
+#include "test/catch.h"
+
 #include <unistd.h>
 
 #include <filesystem>

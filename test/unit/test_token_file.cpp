@@ -1,9 +1,5 @@
-#if __has_include(<catch2/catch_all.hpp>)
-#include <catch2/catch_all.hpp>
-#else
-#include <catch2/catch.hpp>
-#endif
-
+// test/unit/test_token_file.cpp   llm.c and Megatron token files and mask files: reading, writing, and what is refused.
+#include "test/catch.h"
 #include "data/dataset.h"
 #include "data/mask_file.h"
 #include "data/token_file.h"

@@ -1,8 +1,5 @@
-#if __has_include(<catch2/catch_all.hpp>)
-#include <catch2/catch_all.hpp>
-#else
-#include <catch2/catch.hpp>
-#endif
+// test/unit/test_tokenize.cpp   Text, folders and JSONL to token files; prompts and chats with their masks.
+#include "test/catch.h"
 
 #include <zlib.h>
 

@@ -1,8 +1,5 @@
-#if __has_include(<catch2/catch_all.hpp>)
-#include <catch2/catch_all.hpp>
-#else
-#include <catch2/catch.hpp>
-#endif
+// test/unit/test_tokenizer.cpp   Tokenizers against the `tokenizers` package (by hashes), and files that are refused.
+#include "test/catch.h"
 
 #include <filesystem>
 #include <fstream>

@@ -1,8 +1,5 @@
-#if __has_include(<catch2/catch_all.hpp>)
-#include <catch2/catch_all.hpp>
-#else
-#include <catch2/catch.hpp>
-#endif
+// test/unit/test_trace.cpp   The timeline: valid JSON at any moment, events on the right tracks.
+#include "test/catch.h"
 
 #include <chrono>
 #include <cmath>
