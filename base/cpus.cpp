@@ -70,4 +70,12 @@ int usable_cpus() {
     return std::max(1, cpus);
 }
 
+std::string cpu_list() {
+    std::ifstream status("/proc/self/status");
+    const std::string name = "Cpus_allowed_list:";
+    for (std::string line; std::getline(status, line);)
+        if (line.starts_with(name)) return line.substr(line.find_first_not_of(" \t", name.size()));
+    return "";
+}
+
 }  // namespace trifold

@@ -133,7 +133,7 @@ void pointwise_cases(std::vector<Case>& cases, DType act, int64_t N) {
     const auto memory = [](int64_t bytes, std::function<void(Stream&)> run) { return Work{Bound::memory, static_cast<double>(bytes), std::move(run)}; };
     add("embedding_forward", [=](Operands& m) {
         const EmbeddingForward a{.token_N = m.integers(N, V), .position_N = m.counting(N, positions), .wte_VC = m.floats(act, P * C), .wpe_TC = m.floats(act, positions * C),
-                                 .x_NC = m.empty(act, N * C), .N = N, .C = C};
+                                 .x_NC = m.empty(act, N * C), .N = N, .C = C, .V = P};
         return memory(3 * N * C * b, [=](Stream& s) { embedding_forward(s, a); });
     });
     add("embedding_backward", [=](Operands& m) {

@@ -57,7 +57,8 @@ void rows(Bench& bench, DType act, int64_t N) {
                            .wpe_TC = m.floats(act, 1024 * C),
                            .x_NC = m.floats(act, N * C),
                            .N = N,
-                           .C = C};
+                           .C = C,
+                           .V = P};
         return {3 * N * C * size, [=] { cpu::embedding_forward(a); }};
     });
     for (const NormKind kind : {NormKind::layernorm, NormKind::rmsnorm}) {

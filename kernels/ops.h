@@ -29,12 +29,14 @@ enum class ActivationKind : uint8_t { gelu_tanh, gelu_erf, swiglu };
 
 // ---------------------------------------------------------------- forward
 
-// x[n] = wte[token[n]] (+ wpe[position[n]])
+// x[n] = wte[token[n] - first] (+ wpe[position[n]])
+// wte is rows [first, first + V) of the table: all of it, or what this rank has of a table that is split over ranks. A token of
+// another rank's rows counts as a row of zeros, so that the sum over ranks is the whole lookup (one of them adds wpe).
 struct EmbeddingForward {
     In token_N, position_N;  // int32
-    In wte_VC, wpe_TC;       // act; wpe empty: rotary positions
+    In wte_VC, wpe_TC;       // act; wpe empty: rotary positions; V may be 0
     Out x_NC;                // act
-    int64_t N = 0, C = 0;
+    int64_t N = 0, C = 0, first = 0, V = 0;
     TRIFOLD_VIEWS(token_N, position_N, wte_VC, wpe_TC, x_NC)
 };
 
@@ -124,6 +126,31 @@ struct CrossEntropy {
     TRIFOLD_VIEWS(logits_NP, target_N, loss_N, dlogits_NP)
 };
 
+// The same with the vocabulary split over ranks: each holds the logits of tokens [first, first + V), padding excluded, and passes
+// on three numbers a token. Between the two operations the statistics of all ranks are gathered.
+//   stats[n] = {max over the own columns l, sum of exp(l - max), logit of the target if it is an own column, else 0}
+// A rank without columns (V = 0) gives {-infinity, 0, 0}; so does one whose logits are all -infinity.
+struct CrossEntropyStats {
+    In logits_NP;                  // fp32 or act
+    In target_N;                   // int32, of the whole vocabulary; -1: masked
+    Out stats_N3;                  // fp32
+    int64_t N = 0, V = 0, P = 0, first = 0;
+    TRIFOLD_VIEWS(logits_NP, target_N, stats_N3)
+};
+
+// loss[n] = logsumexp over all ranks - target's logit;  dlogits = grad_scale * (softmax - onehot) in the own columns, zero in
+// [V, P). The statistics are combined in rank order, so that the losses are the same bits on all ranks of one kind of device.
+struct CrossEntropyCombine {
+    In logits_NP;                  // fp32 or act; not read in evaluation
+    In target_N;                   // int32, as above: masked ones have loss 0 and gradient 0
+    In stats_RN3;                  // fp32 [ranks, N, 3]
+    Out loss_N;                    // fp32
+    Out dlogits_NP;                // act; empty: evaluation; may alias logits_NP when the types agree
+    float grad_scale = 1.0f;
+    int64_t N = 0, V = 0, P = 0, first = 0, ranks = 1;
+    TRIFOLD_VIEWS(logits_NP, target_N, stats_RN3, loss_N, dlogits_NP)
+};
+
 // ---------------------------------------------------------------- backward
 
 // dx = dy @ w
@@ -147,7 +174,7 @@ struct LinearBackwardWeight {
 
 struct ActivationBackward {
     In x_NF, dy_NF;
-    Out dx_NF;  // shaped like x; for GELU may alias dy, for SwiGLU may alias x
+    Out dx_NF;  // shaped like x; may alias x; for GELU may alias dy instead
     ActivationKind kind = ActivationKind::gelu_tanh;
     int64_t N = 0, F = 0;
     TRIFOLD_VIEWS(x_NF, dy_NF, dx_NF)
@@ -188,14 +215,15 @@ struct NormBackward {
     TRIFOLD_VIEWS(dy_NC, x_NC, weight_C, mean_N, rstd_N, dresidual_NC, dx_NC, dweight_C, dbias_C, workspace)
 };
 
-// dwte[token[n]] += dx[n],  dwpe[position[n]] += dx[n]; each row summed in token order, so the result is repeatable.
-// With Accumulate::overwrite the whole of dwte (all `V` rows given) and dwpe is set.
+// dwte[token[n] - first] += dx[n],  dwpe[position[n]] += dx[n]; each row summed in token order, so the result is repeatable.
+// dwte is rows [first, first + V) of the table, as in forward; V counts all rows given, those of padding too. Tokens of other
+// rows are skipped for dwte. With Accumulate::overwrite the whole of dwte (all `V` rows) and dwpe is set.
 struct EmbeddingBackward {
     In token_N, position_N, dx_NC;
-    InOut dwte_VC, dwpe_TC;        // fp32; dwpe may be empty
+    InOut dwte_VC, dwpe_TC;        // fp32; dwpe may be empty; V may be 0
     InOut workspace;               // embedding_backward_workspace() bytes
     Accumulate accumulate_wte = Accumulate::overwrite, accumulate_wpe = Accumulate::overwrite;
-    int64_t N = 0, C = 0, V = 0, positions = 0;
+    int64_t N = 0, C = 0, first = 0, V = 0, positions = 0;
     TRIFOLD_VIEWS(token_N, position_N, dx_NC, dwte_VC, dwpe_TC, workspace)
 };
 
@@ -205,6 +233,16 @@ struct AddInto {
     InOut y;
     Accumulate accumulate = Accumulate::add;
     TRIFOLD_VIEWS(x, y)
+};
+
+// y[i] = part 0 [i] + part 1 [i] + ... in rank order, in fp32, rounded once: the sum of what all ranks of a group have, the same
+// bits on each of them. Part `rank` is `own`; the others lie one after the other in rank order, own left out. All of one type.
+struct SumParts {
+    In own;     // act, n elements
+    In others;  // act, (ranks - 1) * n
+    Out y;      // act, n; may alias own
+    int64_t rank = 0, ranks = 1;
+    TRIFOLD_VIEWS(own, others, y)
 };
 
 // y = x, byte for byte, between host and device or within one. The host side must stay as it is until the ticket is done.
@@ -220,7 +258,7 @@ struct Zero {
     TRIFOLD_VIEWS(y)
 };
 
-// sum (+)= x[0] + x[1] + ... in double, in a fixed order
+// sum (+)= x[0] + x[1] + ... in double, in a fixed order; x may be empty
 struct Sum {
     In x;       // fp32
     InOut sum;  // fp64 [1]
@@ -232,6 +270,7 @@ struct Sum {
 
 // One logical tensor (or the part of it that this rank owns) inside the flat parameter buffer. A table of segments is ordered by
 // offset, and its segments do not overlap; it lies in the memory of the device that runs the operation, and stays constant.
+// A rank may own nothing: segments may be empty (in their place in the order), and so may the table and the flat buffers.
 struct Segment {
     int64_t offset = 0, elems = 0;
     float weight_decay = 0.0f;
@@ -277,6 +316,7 @@ struct AdamW {
 
 // LAMB (You et al., arXiv 1904.00962) in two passes, so that norms can be summed over ranks in between.
 //   lamb_direction: moments as in AdamW; u = m^ / (sqrt(v^) + eps) + decay * w overwrites grad; norms[2s] = |w|^2, norms[2s+1] = |u|^2
+//                   (0 for an empty segment, and for all when control.apply is 0)
 //   lamb_update:    w -= lr * ratio * u with ratio = |w| / |u|, or 1 where either is zero; segments without trust_ratio use 1
 struct LambDirection {
     In master, control;
@@ -310,6 +350,8 @@ struct LambUpdate {
     X(attention_forward, AttentionForward)          \
     X(activation_forward, ActivationForward)        \
     X(cross_entropy, CrossEntropy)                  \
+    X(cross_entropy_stats, CrossEntropyStats)       \
+    X(cross_entropy_combine, CrossEntropyCombine)   \
     X(linear_backward_input, LinearBackwardInput)   \
     X(linear_backward_weight, LinearBackwardWeight) \
     X(activation_backward, ActivationBackward)      \
@@ -318,6 +360,7 @@ struct LambUpdate {
     X(norm_backward, NormBackward)                  \
     X(embedding_backward, EmbeddingBackward)        \
     X(add_into, AddInto)                            \
+    X(sum_parts, SumParts)                          \
     X(copy, Copy)                                   \
     X(zero, Zero)                                   \
     X(sum, Sum)                                     \

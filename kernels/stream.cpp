@@ -3,7 +3,7 @@
 // Each operation carries a vector clock of what must be done before it: its predecessor, what its stream follows, what
 // the host had waited for when it was submitted, and all that these depend on. Both modes read the order from these
 // clocks alone: a worker waits until they are reached, and the adversary runs exactly what the clock of the awaited
-// ticket names.
+// ticket names. Communication has its thread in both modes: other ranks wait for it.
 #include "kernels/stream.h"
 
 #include <condition_variable>
@@ -11,6 +11,7 @@
 #include <exception>
 #include <limits>
 #include <mutex>
+#include <stdexcept>
 #include <thread>
 
 #include "kernels/access_checker.h"
@@ -37,8 +38,9 @@ struct Lane {
     uint64_t forgotten = 0, done = 0;
     uint64_t failed_at = never;  // nothing runs from this number on
     std::exception_ptr error;
+    double waited_s = 0;         // by the host, for this stream
     std::condition_variable arrived, finished;
-    std::thread worker;
+    std::thread worker;  // of communication streams
 };
 
 }  // namespace
@@ -51,6 +53,9 @@ struct StreamEngine::State {
     std::mutex mutex;  // guards what follows against the workers
     std::vector<std::unique_ptr<Lane>> lanes;
     uint64_t submissions = 0;
+    int64_t orderings = 0, left_out = 0;  // left_out: the number of the planted fault
+    VectorClock released;                 // adversarial: what the workers may run
+    std::condition_variable progress;     // adversarial: an operation has ended
     bool stopping = false;
     std::unique_ptr<cuda::Streams> cuda;  // null on a CPU; then no lane has a queue
 
@@ -69,13 +74,24 @@ struct StreamEngine::State {
     AccessChecker::Operation next_host_event(const char* what);
     bool reached(const VectorClock& clock) const;
     bool await(const VectorClock& clock, Lock& lock);
-    void run_all_of(const VectorClock& clock, Lock& lock);
+    void run_all_of(VectorClock clock, Lock& lock);
+    // The adversary counts only orderings that its clocks do not know yet.
+    bool ordered_already(int stream, Ticket ticket) {
+        if (!adversarial()) return false;
+        const std::lock_guard lock(mutex);
+        return lane(stream).clock.covers(ticket) || host().clock.covers(ticket);
+    }
+    void throw_planted() const {
+        if (left_out > 0 && !checker.findings().empty()) throw std::runtime_error(checker.findings().front());
+    }
+    bool leave_out() { return ++orderings == left_out; }
+    bool may_run_next(const Lane& lane, int index) const;
     Lane* latest_ready(const VectorClock& clock) const;
     void run_next(Lane& lane, Lock& lock);
     std::exception_ptr run(const Lane& lane, const char* name, std::function<void()> work) const;
     std::exception_ptr failure_among(const VectorClock& clock) const;
     void forget();
-    void serve(Lane& lane);
+    void serve(Lane& lane, int index);
 };
 
 // What comes after the ticket comes after all that the ticket's operation comes after. Operations already forgotten
@@ -108,9 +124,21 @@ bool StreamEngine::State::await(const VectorClock& clock, Lock& lock) {
     return !stopping;
 }
 
-void StreamEngine::State::run_all_of(const VectorClock& clock, Lock& lock) {
-    while (Lane* lane = latest_ready(clock)) run_next(*lane, lock);
-    TRIFOLD_ASSERT(reached(clock));
+void StreamEngine::State::run_all_of(VectorClock clock, Lock& lock) {
+    for (int s = host_lane + 1; s < static_cast<int>(lanes.size()); ++s) {
+        Lane& lane = *lanes[static_cast<size_t>(s)];
+        if (lane.worker.joinable() && !lane.ops.empty()) order_after(clock, {s, lane.forgotten + lane.ops.size()});
+    }
+    released.join(clock);
+    for (const auto& lane : lanes) lane->arrived.notify_all();
+    while (!reached(clock)) {
+        if (Lane* lane = latest_ready(clock)) run_next(*lane, lock);
+        else progress.wait(lock);
+    }
+}
+
+bool StreamEngine::State::may_run_next(const Lane& lane, int index) const {
+    return lane.forgotten + lane.ops.size() > lane.done && (!adversarial() || released[index] > lane.done);
 }
 
 // Of the operations that the clock needs and that may run now, the one submitted last: the order between streams is
@@ -120,7 +148,7 @@ Lane* StreamEngine::State::latest_ready(const VectorClock& clock) const {
     uint64_t submission = 0;
     for (int s = 0; s < clock.streams(); ++s) {
         Lane& lane = *lanes[static_cast<size_t>(s)];
-        if (s == host_lane || lane.done >= clock[s]) continue;
+        if (s == host_lane || lane.worker.joinable() || lane.done >= clock[s]) continue;
         const Operation& next = lane.ops[lane.done - lane.forgotten];
         if (next.submission > submission && reached(next.before)) {
             latest = &lane;
@@ -146,6 +174,7 @@ void StreamEngine::State::run_next(Lane& lane, Lock& lock) {
     }
     if (!adversarial()) forget();
     lane.finished.notify_all();
+    progress.notify_all();
 }
 
 // `work` is a parameter, so that what it captured is gone before anybody sees the operation done.
@@ -179,10 +208,10 @@ void StreamEngine::State::forget() {
 }
 
 // A worker's life.
-void StreamEngine::State::serve(Lane& lane) {
+void StreamEngine::State::serve(Lane& lane, int index) {
     Lock lock(mutex);
     while (true) {
-        lane.arrived.wait(lock, [&] { return stopping || lane.forgotten + lane.ops.size() > lane.done; });
+        lane.arrived.wait(lock, [&] { return stopping || may_run_next(lane, index); });
         if (stopping || !await(lane.ops[lane.done - lane.forgotten].before, lock)) return;
         run_next(lane, lock);
     }
@@ -194,7 +223,9 @@ Ticket Stream::enqueue(const char* name, std::span<const BufferAccess> accesses,
     Lane& lane = state.lane(index_);
     lane.clock.join(state.host().clock);
     const Ticket ticket{index_, ++submitted_};
+    followed_ = false;
     if (state.adversarial()) state.checker.record({ticket, name, &name_}, lane.clock, accesses);
+    state.throw_planted();
     lane.ops.push_back({name, lane.clock, ++state.submissions, std::move(work)});
     lane.clock.advance(ticket);
     lane.arrived.notify_one();
@@ -206,14 +237,27 @@ Ticket Stream::issue(const char* name, std::span<const BufferAccess> accesses, c
     cuda_->begin(index_, name, accesses);
     launches(cuda_->handle(index_));
     const Ticket ticket{index_, ++submitted_};
+    followed_ = false;
     cuda_->end(ticket);
     return ticket;
 }
 
+// An operation that does nothing stands for what was followed.
+Ticket Stream::join() {
+    if (cuda_) return issue("join", {}, [](CUstream_st*) {});
+    return enqueue("join", {}, [] {});
+}
+
 void Stream::follow(Ticket ticket) {
-    if (ticket.number == 0 || ticket.stream == index_) return;
-    if (cuda_) return cuda_->follow(index_, ticket);
+    if (ticket.number == 0 || ticket.stream == index_ || engine_->state_->ordered_already(index_, ticket)) return;
+    const auto other = static_cast<size_t>(ticket.stream);
+    if (orders_.size() <= other) orders_.resize(other + 1);
+    if (orders_[other] >= ticket.number) return;
+    orders_[other] = ticket.number;
+    if (engine_->state_->adversarial() && engine_->state_->leave_out()) return;
     if (inline_) return engine_->wait(ticket);
+    followed_ = true;
+    if (cuda_) return cuda_->follow(index_, ticket);
     StreamEngine::State& state = *engine_->state_;
     const std::lock_guard lock(state.mutex);
     if (state.lane(ticket.stream).stream->inline_) return;  // done when it was submitted
@@ -232,7 +276,10 @@ StreamEngine::StreamEngine(StreamMode mode, Device device) : state_(std::make_un
     if (device == Device::cuda) state_->cuda = std::make_unique<cuda::Streams>();
 }
 
-StreamEngine::~StreamEngine() {
+StreamEngine::~StreamEngine() { abandon(); }
+
+void StreamEngine::abandon() noexcept {
+    if (state_->cuda) drain();
     {
         const std::lock_guard lock(state_->mutex);
         state_->stopping = true;
@@ -254,7 +301,7 @@ Stream& StreamEngine::add(const std::string& name, StreamKind kind) {
     Lane& lane = *state.lanes.emplace_back(std::make_unique<Lane>());
     lane.stream.reset(new Stream(this, index, name, !queued && !state.cuda, state.cuda.get(), &state.observer));
     if (state.cuda) state.cuda->add(*lane.stream, index, kind);
-    if (queued && !state.adversarial()) lane.worker = std::thread([&state, &lane] { state.serve(lane); });
+    if (queued && kind == StreamKind::communication) lane.worker = std::thread([&state, &lane, index] { state.serve(lane, index); });
     return *lane.stream;
 }
 
@@ -262,15 +309,20 @@ void StreamEngine::wait(Ticket ticket) {
     if (ticket.number == 0) return;
     State& state = *state_;
     if (state.cuda) return state.cuda->wait(ticket);
+    if (state.adversarial() && state.leave_out()) return;
     State::Lock lock(state.mutex);
-    const Lane& lane = state.lane(ticket.stream);
+    Lane& lane = state.lane(ticket.stream);
     if (lane.stream->inline_) return;
     VectorClock needed;
     state.order_after(needed, ticket);
     if (state.adversarial()) {
         state.run_all_of(needed, lock);
-    } else {
+    } else if (!state.reached(needed)) {
+        const StreamTime begin = std::chrono::steady_clock::now();
         state.await(needed, lock);
+        const StreamTime end = std::chrono::steady_clock::now();
+        lane.waited_s += std::chrono::duration<double>(end - begin).count();
+        if (state.observer) state.observer(*lane.stream, waiting, begin, end);
     }
     if (lane.failed_at <= ticket.number) std::rethrow_exception(lane.error);
     state.host().clock.join(needed);
@@ -305,6 +357,7 @@ void StreamEngine::host_access(const std::vector<BufferAccess>& accesses, const 
     if (!state_->adversarial()) return;
     const AccessChecker::Operation event = state_->next_host_event(what);
     state_->checker.record(event, state_->host().clock, accesses);
+    state_->throw_planted();
     state_->host().clock.advance(event.ticket);
 }
 
@@ -322,5 +375,12 @@ void StreamEngine::buffer_allocated(const void* begin, int64_t bytes) {
 const std::vector<std::string>& StreamEngine::findings() const { return state_->checker.findings(); }
 
 StreamMode StreamEngine::mode() const { return state_->mode; }
+
+int64_t StreamEngine::orderings() const { return state_->orderings; }
+void StreamEngine::leave_out_ordering(int64_t n) { state_->left_out = n; }
+
+double StreamEngine::waited_s(const Stream& stream) const {
+    return state_->cuda ? state_->cuda->waited_s(stream.index_) : state_->lane(stream.index_).waited_s;
+}
 
 }  // namespace trifold

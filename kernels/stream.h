@@ -8,9 +8,9 @@
 //   inline       the compute stream of a CPU: an operation is done when the call returns
 //   worker       a communication axis on a CPU: a thread executes the queue
 //   CUDA         streams and events of the GPU (kernels/cuda/runtime.h)
-//   adversarial  every stream is a queue, nothing runs before the host waits for it, and then only what that ticket
-//                depends on. A vector-clock checker reports every pair of accesses to the same bytes that nothing
-//                orders.
+//   adversarial  every stream is a queue and nothing runs before the host waits: then what the awaited ticket depends on,
+//                and, because other ranks wait for it, all communication submitted so far (in a thread of each axis). A
+//                vector-clock checker reports every pair of accesses to the same bytes that nothing orders.
 //
 // Failures     What an inline operation throws reaches the caller at once. What a queued one throws is kept: neither the
 //              rest of its stream nor anything that follows it is run, and each wait for one of them throws it again.
@@ -75,7 +75,9 @@ struct Ticket {
     bool operator==(const Ticket&) const = default;
 };
 
-// Told after each operation when it ran (tracing). Called on the thread that ran it, so on several at once.
+// Told after each operation when it ran (tracing), and with the name `waiting` when the host, and so inline compute, was blocked by a
+// stream. Called on the thread that ran it, so on several at once.
+inline constexpr const char* waiting = "waiting";
 using StreamTime = std::chrono::steady_clock::time_point;
 using StreamObserver = std::function<void(const Stream&, const char* name, StreamTime begin, StreamTime end)>;
 
@@ -103,8 +105,8 @@ public:
     // Everything submitted to this stream from now on runs after the ticket's operation. An inline stream waits for it
     // here.
     void follow(Ticket ticket);
-    // The last operation submitted so far.
-    Ticket last() const { return {index_, submitted_}; }
+    // All that was submitted to this stream or followed by it so far.
+    Ticket last() { return followed_ ? join() : Ticket{index_, submitted_}; }
     StreamEngine& engine() const { return *engine_; }
     const std::string& name() const { return name_; }
     // Inline streams need neither a queue nor declared accesses.
@@ -127,6 +129,7 @@ private:
         }
         return {index_, ++submitted_};
     }
+    Ticket join();
     Ticket enqueue(const char* name, std::span<const BufferAccess> accesses, std::function<void()> work);
     Ticket issue(const char* name, std::span<const BufferAccess> accesses, const std::function<void(CUstream_st*)>& launches);
 
@@ -137,6 +140,8 @@ private:
     cuda::Streams* cuda_;             // null on a CPU
     const StreamObserver* observer_;  // the engine's; empty: nobody watches
     uint64_t submitted_ = 0;
+    bool followed_ = false;             // something, after the last operation
+    std::vector<uint64_t> orders_;      // by stream: this stream comes after so many of its operations anyway
 };
 
 // Of one device. The adversarial mode is the CPU's; on a GPU the emulated runtime of the tests does the same.
@@ -155,6 +160,8 @@ public:
     void wait_all();
     // The same for destructors of what the streams use; failures were reported before, or the process ends because of them.
     void drain() noexcept;
+    // After a failure: operations that have not begun never run, and nothing may be submitted any more.
+    void abandon() noexcept;
     // To be called when all streams are there, before anything is submitted.
     void observe(StreamObserver observer);
 
@@ -168,6 +175,14 @@ public:
     // The unordered accesses seen so far, one sentence for each pair of operations.
     const std::vector<std::string>& findings() const;
     StreamMode mode() const;
+    // How many times a stream was told to follow another one, or the host waited, so far; and a planted fault for tests: the
+    // n-th of them (1 for the first) is left out, and the first unordered access is thrown where it is submitted.
+    int64_t orderings() const;
+    void leave_out_ordering(int64_t n);
+
+    // Seconds for which the host, and with it inline compute, was blocked by a stream's operations so far; on a GPU those for
+    // which the compute stream was.
+    double waited_s(const Stream& stream) const;
 
 private:
     friend class Stream;

@@ -1,4 +1,5 @@
-// kernels/cpu/utility.cpp   Addition and conversion, zeroing, and a sum in double. All memory bound.
+// kernels/cpu/utility.cpp   Addition and conversion, sums of ranks' parts, zeroing, and a sum in double. All
+// memory bound.
 #include "kernels/cpu/parallel.h"
 
 namespace trifold::cpu {
@@ -16,6 +17,28 @@ void add_into(const AddInto& a) {
                     if (add) v += load(y + begin + i, w);
                     store(y + begin + i, v, w);
                 });
+            });
+        });
+    });
+}
+
+void sum_parts(const SumParts& a) {
+    const int64_t n = a.y.elems;
+    TRIFOLD_ASSERT(a.ranks > 0 && a.rank >= 0 && a.rank < a.ranks && a.own.elems == n &&
+                   a.others.elems == (a.ranks - 1) * n);
+    TRIFOLD_ASSERT(a.own.dtype == a.y.dtype && (!a.others || a.others.dtype == a.y.dtype));
+    with_act(a.y.dtype, [&](auto type) {
+        using T = decltype(type);
+        const T *own = a.own.as<T>(), *others = a.others.as<T>();
+        T* y = a.y.as<T>();
+        const auto part = [=, &a](int64_t q) {
+            return q == a.rank ? own : others + (q - (q > a.rank)) * n;
+        };
+        parallel_elems(n, [=, &a](int64_t begin, int64_t end) {
+            simd::for_groups(end - begin, [&](int64_t i, auto w) TRIFOLD_BODY {
+                simd::f32x16 v = load(part(0) + begin + i, w);
+                for (int64_t q = 1; q < a.ranks; ++q) v += load(part(q) + begin + i, w);
+                store(y + begin + i, v, w);
             });
         });
     });

@@ -1,10 +1,12 @@
 // kernels/cuda/embedding.cu   Rows of the token and position tables: gathered in forward, added to in backward.
 //
-// forward    x[n] = wte[token[n]] (+ wpe[position[n]])
-// backward   dwte[token[n]] += dx[n],  dwpe[position[n]] += dx[n]: the tokens are sorted by destination row (stable),
-//            so those of one row form a run, which one warp adds in token order. A run longer than `long_run` that is
-//            the last of its block is cut into 16 parts, one per warp, whose sums are added in their order. No atomics
-//            on floats.
+// forward    x[n] = wte[token[n] - first] (+ wpe[position[n]])
+// backward   dwte[token[n] - first] += dx[n],  dwpe[position[n]] += dx[n]: the tokens are sorted by destination row
+//            (stable), so those of one row form a run, which one warp adds in token order. A run longer than `long_run`
+//            that is the last of its block is cut into 16 parts, one per warp, whose sums are added in their order. No
+//            atomics on floats.
+// Split      a table of rows [first, first + V) of the vocabulary: other tokens are rows of zeros in forward, and in
+//            backward a run of their own behind all others, which nobody adds
 // Traffic    forward: N rows in and out. backward: N rows of dx and the rows they go to; with `overwrite` the whole
 //            table is set to zero before. The sort moves 16 bytes per token and digit.
 // Numerics   fp32 sums, in the order of kernels/cpu/embedding.cpp but for long runs.
@@ -22,10 +24,10 @@ template <class T, int V>
 __global__ void __launch_bounds__(32 * strip_warps) gather(const EmbeddingForward a) {
     const Strip<V> strip(Matrix{a.N, a.C});
     if (strip.row >= a.N) return;
-    const T* const token = elements<const T>(a.wte_VC) + elements<const int32_t>(a.token_N)[strip.row] * a.C;
+    const int64_t row = elements<const int32_t>(a.token_N)[strip.row] - a.first;
     T* const x = elements<T>(a.x_NC) + strip.row * a.C;
-    Pack<T, V> packs[strip_packs];
-    load_strip(packs, token, strip);
+    Pack<T, V> packs[strip_packs] = {};
+    if (row >= 0 && row < a.V) load_strip(packs, elements<const T>(a.wte_VC) + row * a.C, strip);
     if (a.wpe_TC.data) {
         Pack<T, V> position[strip_packs];
         load_strip(position, elements<const T>(a.wpe_TC) + elements<const int32_t>(a.position_N)[strip.row] * a.C,
@@ -52,8 +54,14 @@ struct SortRound {
     int32_t *row_out, *token_out;
     int32_t* places;  // [digits, tiles]: how many there are in the tile; after the scan, where they begin
     int32_t N, tiles, shift;
+    int32_t first, rows;  // the first round still has to make rows of the table: [first, first + rows)
 };
 
+// Counted from the table's first row; `rows` for all that are not in the table.
+__device__ __forceinline__ int32_t row_of(const SortRound& a, int32_t n) {
+    const uint32_t row = static_cast<uint32_t>(a.row[n]) - static_cast<uint32_t>(a.first);
+    return static_cast<int32_t>(min(row, static_cast<uint32_t>(a.rows)));
+}
 __device__ __forceinline__ int digit_of(int32_t row, const SortRound& a) { return (row >> a.shift) % digits; }
 
 __global__ void __launch_bounds__(tile_threads) count_digits(const SortRound a) {
@@ -62,7 +70,7 @@ __global__ void __launch_bounds__(tile_threads) count_digits(const SortRound a) 
     __syncthreads();
     for (int i = 0; i < thread_items; ++i) {
         const int32_t n = static_cast<int32_t>(blockIdx.x * tile_items + i * tile_threads + threadIdx.x);
-        if (n < a.N) atomicAdd(&counts[digit_of(a.row[n], a)], 1);  // integers: any order gives the same
+        if (n < a.N) atomicAdd(&counts[digit_of(row_of(a, n), a)], 1);  // integers: any order gives the same
     }
     __syncthreads();
     a.places[static_cast<int>(threadIdx.x) * a.tiles + static_cast<int>(blockIdx.x)] = counts[threadIdx.x];
@@ -121,7 +129,7 @@ __global__ void __launch_bounds__(tile_threads) place_items(const SortRound a) {
 #pragma unroll
     for (int i = 0; i < thread_items; ++i) {
         const bool exists = first + i * 32 < a.N;
-        row[i] = exists ? a.row[first + i * 32] : 0;
+        row[i] = exists ? row_of(a, first + i * 32) : 0;
         const int digit = digit_of(row[i], a);
         const unsigned same = same_digit(digit, exists);
         rank[i] = place[warp][digit] + __popc(same & ((1u << lane) - 1));
@@ -155,7 +163,7 @@ struct Runs {
     const int32_t *row, *token;  // sorted by row
     const void* dx;              // [N, C]
     float* table;
-    int32_t N;
+    int32_t N, rows;  // a row of `rows` or more is not in the table
     int64_t C;
     Accumulate accumulate;
 };
@@ -203,7 +211,7 @@ __global__ void __launch_bounds__(run_threads) add_runs(const Runs a) {
     bool starts_here = false;
     unsigned starting = 0;
     if (warp < block_places / 32) {
-        starts_here = here < a.N && (here == 0 || a.row[here - 1] != a.row[here]);
+        starts_here = here < a.N && a.row[here] < a.rows && (here == 0 || a.row[here - 1] != a.row[here]);
         starting = __ballot_sync(0xffffffffu, starts_here);
         if (lane == 0) of_warp[warp] = __popc(starting);
     }
@@ -217,7 +225,7 @@ __global__ void __launch_bounds__(run_threads) add_runs(const Runs a) {
     if (starts_here) {
         const int32_t index = before + __popc(starting & ((1u << lane) - 1));
         starts[index] = here;
-        if (index == runs - 1) starts[runs] = end_of_run(a, a.row[here], min(first_place + block_places, a.N));
+        if (index == runs - 1) starts[runs] = end_of_run(a, a.row[here], here + 1);
     }
     __syncthreads();
 
@@ -242,16 +250,26 @@ __global__ void __launch_bounds__(run_threads) add_runs(const Runs a) {
 
 // ---------------------------------------------------------------- backward: launches
 
-// Sorts the N numbers below `rows` at `round.row`; the result is in round.row and round.token.
-SortRound sorted(cudaStream_t stream, const int32_t* row, int64_t N, int64_t rows, int32_t* workspace) {
-    SortRound round{.row = row,
+// A table of rows [first, first + count), and where in it each token (or position) belongs.
+struct Rows {
+    const int32_t* index_N;
+    int64_t first, count;
+    bool all_inside;  // no index is outside of the table
+};
+
+// The tokens sorted by row, in round.row and round.token.
+SortRound sorted(cudaStream_t stream, const Rows& rows, int64_t N, int32_t* workspace) {
+    SortRound round{.row = rows.index_N,
                     .token = nullptr,
                     .row_out = workspace,
                     .token_out = workspace + N,
                     .places = workspace + 4 * N,
                     .N = static_cast<int32_t>(N),
                     .tiles = static_cast<int32_t>(tiles_of(N)),
-                    .shift = 0};
+                    .shift = 0,
+                    .first = static_cast<int32_t>(rows.first),
+                    .rows = static_cast<int32_t>(rows.count)};
+    const int64_t largest = rows.all_inside ? rows.count - 1 : rows.count;
     const Grid grid{.blocks = dim3(static_cast<unsigned>(round.tiles)), .threads = dim3(tile_threads)};
     do {
         launch(stream, grid, count_digits, round);
@@ -262,21 +280,24 @@ SortRound sorted(cudaStream_t stream, const int32_t* row, int64_t N, int64_t row
         round.row_out = workspace + (round.row == workspace ? 2 * N : 0);
         round.token_out = round.row_out + N;
         round.shift += digit_bits;
-    } while ((rows - 1) >> round.shift > 0);
+        round.first = 0;
+    } while (largest >> round.shift > 0);
     return round;
 }
 
-// table[row_of[n]] += dx[n] for all n.
-void scatter(cudaStream_t stream, const int32_t* row_of, const EmbeddingBackward& a, const Tensor& table, int64_t rows,
+// table[row of n] += dx[n] for all n that belong into it.
+void scatter(cudaStream_t stream, const Rows& rows, const EmbeddingBackward& a, const Tensor& table,
              Accumulate accumulate) {
+    if (rows.count == 0) return;
     if (accumulate == Accumulate::overwrite)
-        CUDA_CHECK(cudaMemsetAsync(table.data, 0, static_cast<size_t>(rows * a.C) * sizeof(float), stream));
-    const SortRound order = sorted(stream, row_of, a.N, rows, elements<int32_t>(a.workspace));
+        CUDA_CHECK(cudaMemsetAsync(table.data, 0, static_cast<size_t>(rows.count * a.C) * sizeof(float), stream));
+    const SortRound order = sorted(stream, rows, a.N, elements<int32_t>(a.workspace));
     const Runs runs{.row = order.row,
                     .token = order.token,
                     .dx = a.dx_NC.data,
                     .table = elements<float>(table),
                     .N = order.N,
+                    .rows = order.rows,
                     .C = a.C,
                     .accumulate = accumulate};
     with_element(a.dx_NC.dtype, [&](auto element) {
@@ -294,6 +315,7 @@ void scatter(cudaStream_t stream, const int32_t* row_of, const EmbeddingBackward
 void embedding_forward(cudaStream_t stream, const EmbeddingForward& a) {
     TRIFOLD_ASSERT(a.N > 0 && a.token_N.elems >= a.N && a.x_NC.elems >= a.N * a.C &&
                    (!a.wpe_TC || a.position_N.elems >= a.N));
+    TRIFOLD_ASSERT(a.first >= 0 && a.V >= 0 && a.wte_VC.elems >= a.V * a.C);
     with_element(a.x_NC.dtype, [&](auto element) {
         using T = decltype(element);
         with_width<pack_elems<T>>(packs_fit<pack_elems<T>>(a.C, a.wte_VC, a.wpe_TC, a.x_NC), [&](auto V) {
@@ -305,9 +327,11 @@ void embedding_forward(cudaStream_t stream, const EmbeddingForward& a) {
 void embedding_backward(cudaStream_t stream, const EmbeddingBackward& a) {
     TRIFOLD_ASSERT(a.N > 0 && a.token_N.elems >= a.N && a.dx_NC.elems >= a.N * a.C && a.dwte_VC.elems >= a.V * a.C);
     TRIFOLD_ASSERT(!a.dwpe_TC || (a.position_N.elems >= a.N && a.dwpe_TC.elems >= a.positions * a.C));
-    TRIFOLD_ASSERT(a.workspace.bytes() >= embedding_backward_workspace(a.N, a.V));
-    scatter(stream, elements<const int32_t>(a.token_N), a, a.dwte_VC, a.V, a.accumulate_wte);
-    if (a.dwpe_TC) scatter(stream, elements<const int32_t>(a.position_N), a, a.dwpe_TC, a.positions, a.accumulate_wpe);
+    TRIFOLD_ASSERT(a.first >= 0 && a.V >= 0 && a.workspace.bytes() >= embedding_backward_workspace(a.N, a.V));
+    const Rows tokens{elements<const int32_t>(a.token_N), a.first, a.V, false},
+        positions{elements<const int32_t>(a.position_N), 0, a.positions, true};
+    scatter(stream, tokens, a, a.dwte_VC, a.accumulate_wte);
+    if (a.dwpe_TC) scatter(stream, positions, a, a.dwpe_TC, a.accumulate_wpe);
 }
 
 int64_t embedding_backward_workspace(int64_t N, int64_t) {

@@ -236,8 +236,10 @@ int64_t segment_sums_workspace(int64_t flat_elems, int64_t segments) {
     return (chunks_of(flat_elems) + segments) * static_cast<int64_t>(sizeof(PieceNorms));
 }
 
+// A rank may own nothing: no segments, or none with elements and no buffer.
+
 void squared_norm(cudaStream_t stream, const SquaredNorm& a) {
-    if (a.segment_count == 0) return;
+    if (a.segment_count == 0 || !a.grad) return;
     TRIFOLD_ASSERT(a.workspace.bytes() >= segment_sums_workspace(a.grad.elems, a.segment_count));
     with_width<width>(packs_fit<width>(0, a.grad),
                       [&](auto V) { launch(stream, chunk_grid(a.grad.elems), sum_squares<V>, a); });
@@ -250,7 +252,7 @@ void clip_control(cudaStream_t stream, const ClipControl& a) {
 }
 
 void adamw(cudaStream_t stream, const AdamW& a) {
-    if (a.segment_count == 0) return;
+    if (a.segment_count == 0 || !a.master) return;
     with_width<width>(packs_fit<width>(0, a.master, a.m, a.v, a.grad, a.param),
                       [&](auto V) { launch(stream, chunk_grid(a.master.elems), adamw_chunks<V>, a, Adam(a)); });
 }
@@ -258,14 +260,15 @@ void adamw(cudaStream_t stream, const AdamW& a) {
 void lamb_direction(cudaStream_t stream, const LambDirection& a) {
     if (a.segment_count == 0) return;
     TRIFOLD_ASSERT(a.workspace.bytes() >= segment_sums_workspace(a.master.elems, a.segment_count));
-    with_width<width>(packs_fit<width>(0, a.master, a.m, a.v, a.grad),
-                      [&](auto V) { launch(stream, chunk_grid(a.master.elems), direction_chunks<V>, a, Adam(a)); });
+    if (a.master)
+        with_width<width>(packs_fit<width>(0, a.master, a.m, a.v, a.grad),
+                          [&](auto V) { launch(stream, chunk_grid(a.master.elems), direction_chunks<V>, a, Adam(a)); });
     launch(stream, {.blocks = dim3(static_cast<unsigned>(a.segment_count)), .threads = dim3(chunk_threads)}, add_pieces,
            a);
 }
 
 void lamb_update(cudaStream_t stream, const LambUpdate& a) {
-    if (a.segment_count == 0) return;
+    if (a.segment_count == 0 || !a.master) return;
     with_width<width>(packs_fit<width>(0, a.master, a.direction, a.param),
                       [&](auto V) { launch(stream, chunk_grid(a.master.elems), update_chunks<V>, a); });
 }

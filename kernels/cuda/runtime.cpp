@@ -109,6 +109,12 @@ int64_t available_memory() {
     return static_cast<int64_t>(available);
 }
 
+void prefer(int index) {
+    int count = 0;
+    if (cudaGetDeviceCount(&count) == cudaSuccess && index < count) cudaSetDevice(index);
+    cudaGetLastError();  // probe() says what is wrong
+}
+
 bool pin(void* memory, int64_t bytes) {
     const cudaError_t error = cudaHostRegister(memory, static_cast<size_t>(bytes), cudaHostRegisterDefault);
     if (error != cudaSuccess) cudaGetLastError();  // forgotten: copies work all the same, only slower
@@ -136,12 +142,18 @@ struct Timed {
     cudaEvent_t begin, end;
 };
 
+struct HeldUp {  // a compute stream, between two events round its wait
+    cudaEvent_t begin, end;
+};
+
 struct CudaStream {
     const Stream* stream = nullptr;
     StreamKind kind = StreamKind::compute;
     cudaStream_t handle = nullptr;
     uint64_t submitted = 0;
     std::deque<Mark> marks;  // numbers ascend
+    std::deque<HeldUp> held_up;  // by this stream
+    double waited_s = 0;
 };
 
 }  // namespace
@@ -215,6 +227,7 @@ Streams::~Streams() {
     for (auto& [index, s] : state_->streams) {
         cudaStreamSynchronize(s.handle);
         for (const Mark& m : s.marks) cudaEventDestroy(m.event);
+        for (const HeldUp& h : s.held_up) state_->timers.insert(state_->timers.end(), {h.begin, h.end});
         cudaStreamDestroy(s.handle);
     }
     for (const Timed& t : state_->timed) state_->timers.insert(state_->timers.end(), {t.begin, t.end});
@@ -251,7 +264,29 @@ void Streams::end(Ticket ticket) {
 }
 
 void Streams::follow(int index, Ticket ticket) {
-    CUDA_CHECK(cudaStreamWaitEvent(state_->streams.at(index).handle, state_->event_of(ticket), 0));
+    const CudaStream& s = state_->streams.at(index);
+    CudaStream& other = state_->streams.at(ticket.stream);
+    const cudaEvent_t event = state_->event_of(ticket);
+    const bool timed = s.kind == StreamKind::compute && other.kind == StreamKind::communication;
+    if (timed) {
+        other.held_up.push_back({state_->timer(), state_->timer()});
+        CUDA_CHECK(cudaEventRecord(other.held_up.back().begin, s.handle));
+    }
+    CUDA_CHECK(cudaStreamWaitEvent(s.handle, event, 0));
+    if (timed) CUDA_CHECK(cudaEventRecord(other.held_up.back().end, s.handle));
+}
+
+double Streams::waited_s(int index) {
+    CudaStream& s = state_->streams.at(index);
+    while (!s.held_up.empty() && cudaEventQuery(s.held_up.front().end) == cudaSuccess) {
+        const HeldUp h = s.held_up.front();
+        s.held_up.pop_front();
+        float ms = 0;
+        CUDA_CHECK(cudaEventElapsedTime(&ms, h.begin, h.end));
+        s.waited_s += ms * 1e-3;
+        state_->timers.insert(state_->timers.end(), {h.begin, h.end});
+    }
+    return s.waited_s;
 }
 
 void Streams::wait(Ticket ticket) {

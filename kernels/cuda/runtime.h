@@ -25,6 +25,9 @@ bool has_code_for_this_gpu();
 
 // This process computes on GPU `index` of its node from now on. Throws Problem(Exit::usage) when it cannot.
 void select(int index);
+// The same where there is one, and nothing otherwise: to be called before probe() by one of several ranks, so that it leaves no context on
+// the first GPU.
+void prefer(int index);
 
 // Zeroed device memory, null when there is not enough of it. Nothing may still use what is released.
 void* allocate(int64_t bytes);
@@ -56,6 +59,8 @@ public:
     void end(Ticket ticket);
     void follow(int index, Ticket ticket);
     void wait(Ticket ticket);
+    // Seconds for which compute streams were held up by operations of this stream so far, as far as the GPU has come.
+    double waited_s(int index);
     // From now on operations are timed by the GPU; the observer hears of them when the host waits for something.
     void observe(const StreamObserver& observer);
 

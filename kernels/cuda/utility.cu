@@ -1,7 +1,7 @@
 // kernels/cuda/utility.cu   Addition and conversion, copies, zeroing, and a sum in double.
 //
-// Traffic    add_into: x (and y) in, y out. Memory bound.
-// Numerics   add_into: fp32, rounded once. sum: one block; thread t adds elements t, t + 1024, ..., then the block as
+// Traffic    add_into: x (and y) in, y out. sum_parts: all parts in, y out. Memory bound.
+// Numerics   add_into, sum_parts: fp32, rounded once. sum: one block; thread t adds elements t, t + 1024, ..., then the block as
 //            in reduce.cuh: an order that depends on the size alone. It is meant for the losses of one step, some 10^5
 //            elements.
 #include <algorithm>
@@ -30,6 +30,28 @@ __global__ void __launch_bounds__(32 * strip_warps) add_kernel(const AddInto a) 
     }
 }
 
+template <class T, int V>
+__global__ void __launch_bounds__(32 * strip_warps) sum_parts_kernel(const SumParts a) {
+    const int64_t n = a.y.elems;
+    const Strip<V> strip(Matrix{1, n});
+    const auto part = [&](int64_t q) {
+        return q == a.rank ? elements<const T>(a.own) : elements<const T>(a.others) + (q - (q > a.rank)) * n;
+    };
+    Floats<V> sums[strip_packs];
+    Pack<T, V> packs[strip_packs];
+    load_strip(packs, part(0), strip);
+#pragma unroll
+    for (int i = 0; i < strip_packs; ++i) sums[i] = to_floats(packs[i]);
+    for (int64_t q = 1; q < a.ranks; ++q) {
+        load_strip(packs, part(q), strip);
+#pragma unroll
+        for (int i = 0; i < strip_packs; ++i) sums[i] = sums[i] + to_floats(packs[i]);
+    }
+#pragma unroll
+    for (int i = 0; i < strip_packs; ++i)
+        if (strip.has(i)) store(elements<T>(a.y) + strip.column(i), sums[i]);
+}
+
 constexpr int sum_threads = 1024;
 
 __global__ void __launch_bounds__(sum_threads) sum_kernel(const Sum a) {
@@ -55,6 +77,20 @@ void add_into(cudaStream_t stream, const AddInto& a) {
             with_width<most>(packs_fit<most>(a.x.elems, a.x, a.y), [&](auto V) {
                 launch(stream, strip_grid<V>({1, a.x.elems}), add_kernel<X, Y, V>, a);
             });
+        });
+    });
+}
+
+void sum_parts(cudaStream_t stream, const SumParts& a) {
+    const int64_t n = a.y.elems;
+    TRIFOLD_ASSERT(a.ranks > 0 && a.rank >= 0 && a.rank < a.ranks && a.own.elems == n &&
+                   a.others.elems == (a.ranks - 1) * n);
+    TRIFOLD_ASSERT(a.own.dtype == a.y.dtype && (!a.others || a.others.dtype == a.y.dtype));
+    if (n == 0) return;
+    with_element(a.y.dtype, [&](auto element) {
+        using T = decltype(element);
+        with_width<pack_elems<T>>(packs_fit<pack_elems<T>>(n, a.own, a.others, a.y), [&](auto V) {
+            launch(stream, strip_grid<V>({1, n}), sum_parts_kernel<T, V>, a);
         });
     });
 }
