@@ -18,16 +18,22 @@ namespace {
 constexpr auto between_drawings = std::chrono::milliseconds(100);  // a small model makes hundreds of steps a second
 constexpr const char* erase_line = "\r\x1b[2K";
 
-int width_of(std::FILE* out) {
+// Columns of a terminal; 0: it is none.
+int terminal_width(std::FILE* out) {
     winsize size{};
     const int fd = ::fileno(out);
-    return fd >= 0 && ::ioctl(fd, TIOCGWINSZ, &size) == 0 && size.ws_col > 0 ? size.ws_col : 80;
+    return fd >= 0 && ::isatty(fd) == 1 && ::ioctl(fd, TIOCGWINSZ, &size) == 0 ? size.ws_col : 0;
 }
 
+int width_of(std::FILE* out) {
+    const int width = terminal_width(out);
+    return width > 0 ? width : 80;
+}
+
+// mpirun gives its ranks a terminal without a size, whatever its own output is.
 bool wants_bar(const TelemetryOptions& o) {
     if (o.console != ConsoleStyle::automatic) return o.console == ConsoleStyle::bar;
-    const int fd = ::fileno(o.out);
-    return fd >= 0 && ::isatty(fd) == 1;
+    return terminal_width(o.out) > 0;
 }
 
 // The sign of a NaN says nothing.

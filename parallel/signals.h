@@ -18,6 +18,10 @@ enum class StopRequest : uint8_t { none, interrupt, terminate };
 // The documented exit code after a clean stop; Exit::ok without a request.
 Exit exit_code(StopRequest request);
 
+// A request as a number that can be summed over ranks, and back; of different ones, an interrupt wins.
+double number_of(StopRequest request);
+StopRequest request_of(double sum);
+
 // Installs the handlers, and puts back in the end what was there. One at a time in a process.
 class SignalHandlers {
 public:

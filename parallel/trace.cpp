@@ -41,15 +41,17 @@ std::string microseconds_text(int64_t ns) { return fmt::format("{}.{:03}", ns / 
 
 struct Trace::State {
     const int rank;
-    const nanoseconds to_unix = system_clock::now().time_since_epoch() - steady_clock::now().time_since_epoch();
+    const nanoseconds to_unix;  // of rank 0's host
     std::mutex mutex;
     AppendFile file;
     std::string chunk;
     StreamTime written = steady_clock::now();
     std::map<std::string, int, std::less<>> tracks;
 
-    State(const std::string& run_dir, int r, std::FILE* complaints)
-        : rank(r), file(create_file(run_dir, r), AppendFile::Start::empty, complaints) {
+    State(const std::string& run_dir, int r, int64_t clock_offset_ns, std::FILE* complaints)
+        : rank(r),
+          to_unix(system_clock::now().time_since_epoch() - steady_clock::now().time_since_epoch() + nanoseconds(clock_offset_ns)),
+          file(create_file(run_dir, r), AppendFile::Start::empty, complaints) {
         chunk = "[\n" + metadata("process_name", rank, 0, fmt::format("rank {}", rank));
     }
     ~State() { file.append(chunk + "\n]\n"); }
@@ -64,15 +66,18 @@ struct Trace::State {
 
 Trace::Trace() = default;
 
-Trace::Trace(const std::string& run_dir, int rank, std::FILE* complaints)
-    : state_(std::make_unique<State>(run_dir, rank, complaints)) {}
+Trace::Trace(const std::string& run_dir, int rank, int64_t clock_offset_ns, std::FILE* complaints)
+    : state_(std::make_unique<State>(run_dir, rank, clock_offset_ns, complaints)) {}
 
 Trace::~Trace() = default;
 
 StreamObserver Trace::stream_observer() {
     if (!on()) return {};
     return [this](const Stream& s, const char* name, StreamTime begin, StreamTime end) {
-        span(s.name(), name, begin, end);
+        if (name == waiting)
+            span("waits", "for " + s.name(), begin, end);
+        else
+            span(s.name(), name, begin, end);
     };
 }
 

@@ -18,7 +18,8 @@ class Trace {
 public:
     Trace();  // off: every call is one comparison
     // Creates run_dir/trace/rank-RANK.json; throws Problem(Exit::usage) when that is impossible.
-    Trace(const std::string& run_dir, int rank, std::FILE* complaints = stderr);
+    // `clock_offset_ns` makes this host's clock that of rank 0's.
+    Trace(const std::string& run_dir, int rank, int64_t clock_offset_ns = 0, std::FILE* complaints = stderr);
     ~Trace();  // ends the file
     Trace(const Trace&) = delete;
     Trace& operator=(const Trace&) = delete;

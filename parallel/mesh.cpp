@@ -1,0 +1,29 @@
+#include "parallel/mesh.h"
+
+namespace trifold {
+
+const char* name_of(Axis axis) {
+    switch (axis) {
+        case Axis::tp: return "tp";
+        case Axis::cp: return "cp";
+        case Axis::dp: return "dp";
+        case Axis::pp: return "pp";
+    }
+    return "?";
+}
+
+int Coordinates::along(Axis axis) const { return axis == Axis::tp ? tp : axis == Axis::cp ? cp : axis == Axis::dp ? dp : pp; }
+
+int Mesh::size(Axis axis) const { return Coordinates{tp, cp, dp, pp}.along(axis); }
+
+Coordinates Mesh::at(int rank) const { return {rank % tp, rank / tp % cp, rank / (tp * cp) % dp, rank / (tp * cp * dp)}; }
+
+std::vector<int> Mesh::members(Axis axis, int rank) const {
+    std::vector<int> ranks;
+    Coordinates c = at(rank);
+    int& moving = axis == Axis::tp ? c.tp : axis == Axis::cp ? c.cp : axis == Axis::dp ? c.dp : c.pp;
+    for (moving = 0; moving < size(axis); ++moving) ranks.push_back(rank_of(c));
+    return ranks;
+}
+
+}  // namespace trifold

@@ -1,0 +1,14 @@
+// parallel/no_mpi.cpp   Builds without MPI: launchers need launch.store.
+#include "base/error.h"
+#include "parallel/mpi_bootstrap.h"
+
+namespace trifold {
+
+bool mpi_is_built_in() { return false; }
+
+MpiRanks exchange_by_mpi(int, double, const std::function<std::string(const MpiRanks&)>&) {
+    TRIFOLD_ASSERT(mpi_is_built_in());
+    return {};
+}
+
+}  // namespace trifold

@@ -1,0 +1,125 @@
+// parallel/schedule.cpp   1F1B, interleaved 1F1B and ZB-H1 as lists.
+#include "parallel/schedule.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+
+#include "base/error.h"
+
+namespace trifold {
+namespace {
+
+struct Pass {
+    int chunk = 0, micro = 0;
+};
+
+// The order of forward passes, the same on every stage: `stages` micro-batches go through chunk 0, then the same ones through
+// chunk 1, and so on. When chunk 0 has seen the last of a group, its first has come round the ring and can enter chunk 1.
+std::vector<Pass> forward_order(int stages, int virtual_stages, int micros) {
+    std::vector<Pass> order;
+    for (int first = 0; first < micros; first += stages)
+        for (int chunk = 0; chunk < virtual_stages; ++chunk)
+            for (int micro = first; micro < std::min(first + stages, micros); ++micro) order.push_back({chunk, micro});
+    return order;
+}
+
+// Fills the pipeline with `fill` forward passes, then alternates, then drains it. Backward passes come in the order of the
+// forward passes, with the chunks reversed. Micro-batches from `micros` on are left out.
+Program fill_alternate_drain(const std::vector<Pass>& forwards, int virtual_stages, int fill, int micros) {
+    Program program;
+    const auto add = [&](Act act, int chunk, int micro) {
+        if (micro < micros) program.push_back({act, chunk, micro});
+    };
+    const size_t passes = forwards.size(), ahead = std::min(static_cast<size_t>(fill), passes);
+    for (size_t k = 0; k < passes + ahead; ++k) {
+        if (k < passes) add(Act::F, forwards[k].chunk, forwards[k].micro);
+        if (k >= ahead) add(Act::B, virtual_stages - 1 - forwards[k - ahead].chunk, forwards[k - ahead].micro);
+    }
+    return program;
+}
+
+// Stage s starts p-s-1 micro-batches ahead of its first backward pass.
+Program one_f_one_b(int stage, const ScheduleShape& shape) {
+    return fill_alternate_drain(forward_order(shape.stages, 1, shape.micros), 1, shape.stages - stage - 1, shape.micros);
+}
+
+// On one stage nothing is in flight elsewhere: each micro-batch goes through all chunks and back.
+Program there_and_back(int virtual_stages, int micros) {
+    Program program;
+    for (int micro = 0; micro < micros; ++micro) {
+        for (int chunk = 0; chunk < virtual_stages; ++chunk) program.push_back({Act::F, chunk, micro});
+        for (int chunk = virtual_stages - 1; chunk >= 0; --chunk) program.push_back({Act::B, chunk, micro});
+    }
+    return program;
+}
+
+// Megatron-LM's order. Where p does not divide m, the list is that of the next multiple of p without the micro-batches that do
+// not exist: what is left of an order that works still works. Megatron's numbers with a smaller last group would block (it
+// refuses them), and a larger one (p + m mod p) is faster but keeps (v-1) (m mod p) chunks more alive.
+Program interleaved(int stage, const ScheduleShape& shape) {
+    const int p = shape.stages, v = shape.virtual_stages;
+    if (p == 1) return there_and_back(v, shape.micros);
+    if (v == 1) return one_f_one_b(stage, shape);
+    const int whole = (shape.micros + p - 1) / p * p;
+    return fill_alternate_drain(forward_order(p, v, whole), v, 2 * (p - stage - 1) + (v - 1) * p, shape.micros);
+}
+
+// 1F1B with the weight gradients apart, each of them s micro-batches late on stage s: input gradients come earlier to the stages
+// before, the late W fill the end, and every stage keeps min(m, p) micro-batches, as many as the first stage of 1F1B.
+Program zero_bubble(int stage, const ScheduleShape& shape) {
+    Program program;
+    int next = 0;
+    for (const Action& action : one_f_one_b(stage, shape)) {
+        program.push_back(action);
+        if (action.act == Act::B && action.micro >= stage) program.push_back({Act::W, 0, next++});
+    }
+    while (next < shape.micros) program.push_back({Act::W, 0, next++});
+    return program;
+}
+
+}  // namespace
+
+const char* name_of(ScheduleKind kind) {
+    switch (kind) {
+        case ScheduleKind::one_f_one_b:
+            return "1f1b";
+        case ScheduleKind::interleaved:
+            return "interleaved";
+        case ScheduleKind::zero_bubble:
+            return "zero_bubble";
+    }
+    bug(__FILE__, __LINE__, "unknown kind of schedule");
+}
+
+std::vector<Program> make_schedule(const ScheduleShape& shape) {
+    TRIFOLD_ASSERT(shape.stages >= 1 && shape.virtual_stages >= 1 && shape.micros >= 1);
+    if (shape.virtual_stages > 1 && shape.kind != ScheduleKind::interleaved)
+        throw Problem(
+            Exit::usage,
+            fmt::format("mesh.schedule={} runs one part of the model per stage, but mesh.virtual_stages={}: choose mesh.schedule="
+                        "interleaved, or mesh.virtual_stages=1",
+                        name_of(shape.kind), shape.virtual_stages));
+    std::vector<Program> programs;
+    for (int stage = 0; stage < shape.stages; ++stage) switch (shape.kind) {
+            case ScheduleKind::one_f_one_b:
+                programs.push_back(one_f_one_b(stage, shape));
+                break;
+            case ScheduleKind::interleaved:
+                programs.push_back(interleaved(stage, shape));
+                break;
+            case ScheduleKind::zero_bubble:
+                programs.push_back(zero_bubble(stage, shape));
+                break;
+        }
+    return programs;
+}
+
+std::vector<Program> make_forward_schedule(int stages, int virtual_stages, int micros) {
+    TRIFOLD_ASSERT(stages >= 1 && virtual_stages >= 1 && micros >= 1);
+    Program program;
+    for (const Pass& pass : forward_order(stages, virtual_stages, micros)) program.push_back({Act::F, pass.chunk, pass.micro});
+    return std::vector<Program>(static_cast<size_t>(stages), program);
+}
+
+}  // namespace trifold

@@ -1,0 +1,229 @@
+#include "parallel/store.h"
+
+#include <sys/epoll.h>
+#include <sys/socket.h>
+
+#include <algorithm>
+#include <array>
+#include <cerrno>
+#include <deque>
+#include <memory>
+#include <set>
+#include <unordered_map>
+#include <utility>
+
+namespace trifold {
+namespace {
+
+constexpr size_t most_bytes_of_strangers = 64 << 10;
+
+}  // namespace
+
+struct StoreServer::Connection {
+    Socket socket;
+    MessageCutter cutter;
+    std::deque<Message> queue;  // to be sent; `sent` bytes of the first are
+    size_t sent = 0;
+    int rank = -1;        // -1: not joined yet
+    bool known = false;   // has shown the job's key
+    bool waits_for_room = false;
+    bool leaving = false;  // to be closed when the queue is empty
+};
+
+// The thread's own: nothing here is shared.
+struct StoreServer::Loop {
+    Socket listener, poller;
+    Options options;
+    std::atomic<int64_t>& received;
+    Board board;
+    std::unordered_map<int, Connection> connections;  // by descriptor
+    std::vector<int> descriptor_of;                   // by rank; -1: none
+    bool own_end_open = true;
+
+    Loop(Socket listening, Socket own, const Options& o, std::atomic<int64_t>& count)
+        : listener(std::move(listening)),
+          poller(::epoll_create1(EPOLL_CLOEXEC)),
+          options(o),
+          received(count),
+          board(o.size, o.start_s, o.data_key),
+          descriptor_of(static_cast<size_t>(o.size), -1) {
+        watch(listener.fd(), EPOLLIN, EPOLL_CTL_ADD);
+        add(std::move(own)).known = true;
+    }
+
+    void watch(int fd, uint32_t events, int operation) {
+        epoll_event event{.events = events, .data = {.fd = fd}};
+        const int result = ::epoll_ctl(poller.fd(), operation, fd, &event);
+        TRIFOLD_ASSERT(result == 0);
+    }
+
+    Connection& add(Socket socket) {
+        const int fd = socket.fd();
+        watch(fd, EPOLLIN, EPOLL_CTL_ADD);
+        Connection& c = connections[fd];
+        c.socket = std::move(socket);
+        return c;
+    }
+
+    void run() {
+        while (own_end_open) turn(board.next_tick());
+        leave();
+    }
+
+    // Waits for something to do, and does it.
+    void turn(SocketClock::time_point until) {
+        std::array<epoll_event, 64> events;
+        const int timeout = until == SocketClock::time_point::max() ? -1 : milliseconds_until(until);
+        const int ready = ::epoll_wait(poller.fd(), events.data(), static_cast<int>(events.size()), timeout);
+        for (int i = 0; i < ready; ++i) {
+            const int fd = events[static_cast<size_t>(i)].data.fd;
+            if (fd == listener.fd()) {
+                accept();
+            } else if (const auto c = connections.find(fd); c != connections.end()) {
+                if (events[static_cast<size_t>(i)].events & EPOLLOUT) flush(c->second);
+                if (events[static_cast<size_t>(i)].events & ~uint32_t{EPOLLOUT}) read(c->second);
+            }
+        }
+        board.tick(SocketClock::now());
+        deliver();
+        if (listener && board.all_joined()) close_door();
+    }
+
+    void accept() {
+        for (;;) {
+            Socket socket(::accept4(listener.fd(), nullptr, nullptr, SOCK_CLOEXEC | SOCK_NONBLOCK));
+            if (!socket) {
+                // Out of descriptors: the caller stays in the queue until one is free; no need to spin until then.
+                if (errno == EMFILE || errno == ENFILE) std::this_thread::sleep_for(std::chrono::milliseconds(20));
+                return;
+            }
+            prepare_connection(socket);
+            add(std::move(socket));
+        }
+    }
+
+    // Everybody has come: strangers are not heard any more.
+    void close_door() {
+        listener = Socket();
+        std::vector<int> strangers;
+        for (const auto& [fd, c] : connections)
+            if (c.rank < 0) strangers.push_back(fd);
+        for (const int fd : strangers) connections.erase(fd);
+    }
+
+    void read(Connection& c) {
+        std::array<char, 64 << 10> bytes;
+        std::vector<Message> messages;
+        bool open = true;
+        for (;;) {
+            const ssize_t got = ::recv(c.socket.fd(), bytes.data(), bytes.size(), MSG_DONTWAIT);
+            if (got < 0 && errno == EINTR) continue;
+            if (got < 0 && errno == EAGAIN) break;
+            open = got > 0 && c.cutter.cut({bytes.data(), static_cast<size_t>(got)}, c.known ? most_bytes_of_message : most_bytes_of_strangers, messages);
+            if (!open || static_cast<size_t>(got) < bytes.size()) break;
+        }
+        try {
+            for (const Message& m : messages) handle(c, m);
+        } catch (const BadMessage&) {
+            open = false;
+        }
+        if (!open) close(c);
+    }
+
+    void close(Connection& c) {
+        const int rank = c.rank;
+        connections.erase(c.socket.fd());
+        if (rank < 0) return;
+        descriptor_of[static_cast<size_t>(rank)] = -1;
+        if (rank == 0) own_end_open = false;
+        board.lost(rank);
+    }
+
+    void handle(Connection& c, const Message& m) {
+        ++received;
+        Unpacker in(*m.body);
+        if (m.verb == Verb::ping) {
+            c.known = c.known || static_cast<uint64_t>(in.number()) == options.job_key;
+            if (!c.known) throw BadMessage();
+            const auto now = std::chrono::system_clock::now().time_since_epoch();
+            const int64_t ns = std::chrono::duration_cast<std::chrono::nanoseconds>(now).count();
+            c.queue.push_back(make_message(Verb::answer, m.id, Packer().number(ns).text(options.host_id).take()));
+            flush(c);
+        } else if (!c.known) {
+            throw BadMessage();
+        } else if (m.verb == Verb::join) {
+            join(c, m, in);
+        } else if (c.rank >= 0) {
+            board.handle(c.rank, m);
+        }
+    }
+
+    void join(Connection& c, const Message& m, Unpacker in) {
+        const auto rank = static_cast<int>(in.number()), size = static_cast<int>(in.number());
+        if (board.join(rank, size, m, in, local_ip(c.socket))) {
+            c.rank = rank;
+            descriptor_of[static_cast<size_t>(rank)] = c.socket.fd();
+        } else {
+            c.queue.push_back(make_message(Verb::news, 0, packed(*board.failure())));
+            c.leaving = true;
+            flush(c);
+        }
+    }
+
+    void deliver() {
+        for (auto& [rank, message] : board.outgoing()) {
+            const int fd = descriptor_of[static_cast<size_t>(rank)];
+            if (fd < 0) continue;
+            Connection& c = connections.at(fd);
+            c.queue.push_back(std::move(message));
+            if (!c.waits_for_room) flush(c);
+        }
+    }
+
+    // Sends what the socket takes. A broken connection is noticed by the next read.
+    void flush(Connection& c) {
+        while (!c.queue.empty()) {
+            const std::string header = header_of(c.queue.front());
+            const std::string& body = *c.queue.front().body;
+            const size_t in_header = std::min(c.sent, header.size()), in_body = c.sent - in_header;
+            iovec parts[2] = {{const_cast<char*>(header.data()) + in_header, header.size() - in_header},
+                              {const_cast<char*>(body.data()) + in_body, body.size() - in_body}};
+            msghdr out{};
+            out.msg_iov = parts;
+            out.msg_iovlen = 2;
+            const ssize_t sent = ::sendmsg(c.socket.fd(), &out, MSG_NOSIGNAL | MSG_DONTWAIT);
+            if (sent < 0 && errno == EINTR) continue;
+            if (sent < 0 && errno == EAGAIN) break;
+            if (sent < 0) {
+                c.queue.clear();
+                break;
+            }
+            c.sent += static_cast<size_t>(sent);
+            if (c.sent < header.size() + body.size()) continue;
+            c.queue.pop_front();
+            c.sent = 0;
+        }
+        if (c.queue.empty() && c.leaving) ::shutdown(c.socket.fd(), SHUT_WR);
+        if (c.waits_for_room == !c.queue.empty()) return;
+        c.waits_for_room = !c.queue.empty();
+        watch(c.socket.fd(), c.waits_for_room ? EPOLLIN | EPOLLOUT : EPOLLIN, EPOLL_CTL_MOD);
+    }
+
+    // Rank 0 is leaving. After a failure the others get a moment to hear of it and to ask who speaks, those too who are still on their way
+    // to the rendezvous; what was answered is sent.
+    void leave() {
+        const SocketClock::time_point deadline = after_seconds(1);
+        const auto busy = [&] {
+            const bool asking = board.failure() && !(connections.empty() && board.all_joined());
+            return asking || std::ranges::any_of(connections, [](const auto& c) { return !c.second.queue.empty(); });
+        };
+        while (busy() && SocketClock::now() < deadline) turn(std::min(deadline, board.next_tick()));
+    }
+};
+
+StoreServer::StoreServer(Socket listener, Socket own, const Options& options)
+    : thread_([this, loop = std::make_unique<Loop>(std::move(listener), std::move(own), options, received_)] { loop->run(); }) {}
+
+StoreServer::~StoreServer() { thread_.join(); }
+
+}  // namespace trifold
