@@ -4,13 +4,11 @@
 #include <signal.h>
 #include <sys/resource.h>
 
-#include <algorithm>
-#include <cstring>
 #include <system_error>
 #include <utility>
 
 #include "base/error.h"
-#include "checkpoint/work.h"
+#include "base/jobs.h"
 
 namespace trifold {
 namespace {
@@ -27,29 +25,29 @@ void stay_in_background() {
 
 }  // namespace
 
-AsyncSaver::AsyncSaver(CheckpointStore& store, const ParameterTable& table, const Tensor& snapshot, int copy_threads)
-    : store_(store), table_(table), snapshot_(snapshot), copy_threads_(copy_threads) {
-    TRIFOLD_ASSERT(snapshot.elems >= 3 * table.flat_elems());
-}
+AsyncSaver::AsyncSaver(CheckpointStore& store, const ModelConfig& model, const Tensor& snapshot, int copy_threads)
+    : store_(store), model_(model), snapshot_(snapshot), copy_threads_(copy_threads) {}
 
 AsyncSaver::~AsyncSaver() { wait(); }
 
-std::optional<SaveOutcome> AsyncSaver::begin(const FlatState& flat, const TrainingState& state) {
+std::optional<SaveOutcome> AsyncSaver::begin(std::vector<StateSlice> slices, const TrainingState& state) {
     std::optional<SaveOutcome> before = wait();
-    const int64_t n = table_.flat_elems(), step = int64_t{1} << 20, steps = (n + step - 1) / step;
-    float* to = snapshot_.as<float>();
-    const FlatState copy{to, to + n, to + 2 * n};
-    const std::pair<const float*, float*> buffers[] = {{flat.master, copy.master}, {flat.m, copy.m}, {flat.v, copy.v}};
-    const int64_t jobs = flat.master == copy.master ? 0 : 3 * steps;
-    run_jobs(jobs, copy_threads_, [&](int64_t i) {
-        const auto [src, dst] = buffers[i / steps];
-        const int64_t first = i % steps * step;
-        std::memcpy(dst + first, src + first, static_cast<size_t>(std::min(step, n - first)) * sizeof(float));
-    });
+    std::vector<CopyJob> copies;
+    const float *begin = snapshot_.as<float>(), *end = begin + snapshot_.elems;
+    float* free = snapshot_.as<float>();
+    for (StateSlice& s : slices)
+        for (float** from : {&s.master, &s.m, &s.v}) {
+            if (*from >= begin && *from < end) continue;
+            const int64_t n = s.last - s.first;
+            TRIFOLD_ASSERT(free + n <= end);
+            copies.push_back({*from, free, n * static_cast<int64_t>(sizeof(float))});
+            *from = std::exchange(free, free + n);
+        }
+    run_copies(std::move(copies), copy_threads_);
     ended_ = false;
     owed_ = true;
-    const auto write = [this, copy, state] {
-        outcome_ = store_.save(table_, copy, state);
+    const auto write = [this, slices, state] {
+        outcome_ = store_.save(model_, slices, state);
         ended_ = true;
     };
     try {

@@ -1,5 +1,4 @@
-// checkpoint/async_saver.h   Saving in two stages: a copy in memory, then a thread that writes it while training goes
-// on.
+// checkpoint/async_saver.h   Saving in two stages: a copy in memory, then a thread that writes it while training goes on.
 #pragma once
 #include <atomic>
 #include <optional>
@@ -12,14 +11,15 @@ namespace trifold {
 
 class AsyncSaver {
 public:
-    // `snapshot`: fp32, 3 * table.flat_elems() elements, planned with the rest of the memory. All three outlive the
-    // saver.
-    AsyncSaver(CheckpointStore& store, const ParameterTable& table, const Tensor& snapshot, int copy_threads);
+    // `snapshot`: fp32, room for all slices, planned with the rest of the memory. It, the store, the model and the tables of the slices
+    // outlive the saver.
+    AsyncSaver(CheckpointStore& store, const ModelConfig& model, const Tensor& snapshot, int copy_threads);
     ~AsyncSaver();  // waits for the save in progress
 
-    // Copies `flat`, which may change again after the return, and starts writing; what lies in the snapshot already is not
-    // copied, and stays untouched until the save has ended. Waits first for a save that still runs: there are never two at once. Returns the outcome of the save before, unless poll() or wait() already did.
-    std::optional<SaveOutcome> begin(const FlatState& flat, const TrainingState& state);
+    // Copies the slices, which may change again after the return, and starts writing; what lies in the snapshot already is not copied, and
+    // stays untouched until the save has ended. Waits first for a save that still runs: there are never two at once. Returns the
+    // outcome of the save before, unless poll() or wait() already did.
+    std::optional<SaveOutcome> begin(std::vector<StateSlice> slices, const TrainingState& state);
     // The outcome of a save that has ended, once; nothing while it runs.
     std::optional<SaveOutcome> poll();
     // The same after waiting for it.
@@ -27,7 +27,7 @@ public:
 
 private:
     CheckpointStore& store_;
-    const ParameterTable& table_;
+    const ModelConfig& model_;
     Tensor snapshot_;
     int copy_threads_;
     std::thread writer_;

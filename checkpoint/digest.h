@@ -1,14 +1,13 @@
 // checkpoint/digest.h   xxh3 of a file as a whole, and of every 16 MiB of it.
 //
-// The whole hash decides (`xxhsum -H3` prints the same number). The block hashes only say where a damaged file went
-// wrong.
+// The whole hash decides (`xxhsum -H3` prints the same number). The block hashes only say where a damaged file went wrong.
 #pragma once
 #include <cstdint>
 #include <memory>
 #include <string>
 #include <vector>
 
-#include "checkpoint/work.h"
+struct XXH3_state_s;
 
 namespace trifold {
 
@@ -23,21 +22,20 @@ struct FileDigest {
 class Hasher {
 public:
     Hasher();
-    ~Hasher();
     void add(const void* data, int64_t bytes);
     FileDigest finish();
 
 private:
-    struct States;
-    std::unique_ptr<States> states_;
+    void end_block();
+
+    std::shared_ptr<XXH3_state_s> whole_, block_;
     FileDigest digest_;
 };
 
 uint64_t xxh3(const std::string& text);
-std::string to_hex(uint64_t hash);             // 16 digits
-uint64_t from_hex(const std::string& digits);  // anything but 16 lower-case digits throws Problem
+std::string to_hex(uint64_t hash);  // 16 digits
 
 // Reads the file and compares. A difference throws Problem with the file and the first damaged bytes.
-void verify_file(const std::string& path, const FileDigest& expected, ProgressCounter& progress);
+void verify_file(const std::string& path, const FileDigest& expected);
 
 }  // namespace trifold

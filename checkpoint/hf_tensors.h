@@ -4,6 +4,7 @@
 #include <string>
 #include <vector>
 
+#include "kernels/tensor.h"
 #include "model/config.h"
 #include "model/parameters.h"
 
@@ -15,6 +16,10 @@ const char* architecture(HfFamily family);  // "GPT2LMHeadModel"
 HfFamily family_of_type(const std::string& model_type);
 // The family that can express this model, `none` when there is none; `why` then says what stands in the way.
 HfFamily family_of(const ModelConfig& model, std::string* why = nullptr);
+
+// The family that DIR/config.json names; others are refused. And the text of a config.json that transformers 4.x and 5.x both read.
+HfFamily read_hf_family(const std::string& dir);
+std::string hf_config_text(const ModelConfig& model, HfFamily family, DType dtype);
 
 // One tensor of theirs: some of ours, one below the other ([outputs, inputs]), possibly stored transposed.
 struct HfTensor {

@@ -2,7 +2,6 @@
 // shapes in hf_tensors.cpp.
 #include "checkpoint/huggingface.h"
 
-#include <fmt/format.h>
 #include <fmt/ranges.h>
 
 #include <algorithm>
@@ -13,12 +12,12 @@
 #include <set>
 
 #include "base/cpus.h"
-#include "base/error.h"
+#include "base/jobs.h"
+#include "base/refuse.h"
 #include "checkpoint/files.h"
-#include "checkpoint/hf_config.h"
 #include "checkpoint/hf_tensors.h"
 #include "checkpoint/json.h"
-#include "checkpoint/load.h"
+#include "checkpoint/piece.h"
 #include "checkpoint/safetensors.h"
 
 namespace fs = std::filesystem;
@@ -26,53 +25,43 @@ namespace fs = std::filesystem;
 namespace trifold {
 namespace {
 
-[[noreturn]] void refuse(const std::string& sentence) { throw Problem(Exit::checkpoint, sentence); }
-
 constexpr const char* single_file = "model.safetensors";
 constexpr const char* index_file = "model.safetensors.index.json";
 
 // All tensors of a folder by name.
-class Folder {
-public:
-    explicit Folder(const std::string& dir) : dir_(dir) {
-        std::error_code ignored;
-        if (fs::exists(dir + "/" + single_file, ignored))
-            open(single_file);
-        else if (fs::exists(dir + "/" + index_file, ignored))
-            open_indexed();
-        else
-            refuse(fmt::format(
-                "{} holds neither {} nor {}; other formats have to be converted with transformers' save_pretrained",
-                dir, single_file, index_file));
-    }
-    const std::map<std::string, const SafeTensor*>& tensors() const { return tensors_; }
+struct Folder {
+    std::vector<std::unique_ptr<SafetensorsFile>> files;
+    std::map<std::string, const SafeTensor*> tensors;
 
-private:
-    const std::string& dir_;
-    std::vector<std::unique_ptr<SafetensorsFile>> files_;
-    std::map<std::string, const SafeTensor*> tensors_;
-
-    void open(const std::string& name) {
-        files_.push_back(std::make_unique<SafetensorsFile>(dir_ + "/" + name));
-        for (const SafeTensor& t : files_.back()->tensors())
-            if (!tensors_.emplace(t.name, &t).second)
-                refuse(fmt::format("tensor '{}' is in {} and in another file", t.name, files_.back()->path()));
+    void open(const std::string& path) {
+        files.push_back(std::make_unique<SafetensorsFile>(path));
+        for (const SafeTensor& t : files.back()->tensors())
+            if (!tensors.emplace(t.name, &t).second) refuse(Exit::checkpoint, "tensor '{}' is in {} and in another file", t.name, path);
     }
-    void open_indexed() {
-        const std::string path = dir_ + "/" + index_file;
+    void open_indexed(const std::string& dir) {
+        const std::string path = dir + "/" + index_file;
         const JsonValue index = parse_file_json(read_text(path), path);
         if (!index.is_object() || !index.contains("weight_map") || !index["weight_map"].is_object())
-            refuse(path + " has no weight_map");
+            refuse(Exit::checkpoint, "{} has no weight_map", path);
         std::set<std::string> names;
         for (const auto& [tensor, file] : index["weight_map"].items()) {
             if (!file.is_string() || file.get<std::string>().find('/') != std::string::npos)
-                refuse(fmt::format("{}: '{}' is in {}, which is not a file name", path, tensor, file.dump()));
+                refuse(Exit::checkpoint, "{}: '{}' is in {}, which is not a file name", path, tensor, file.dump());
             names.insert(file.get<std::string>());
         }
-        for (const std::string& name : names) open(name);
+        for (const std::string& name : names) open(dir + "/" + name);
         for (const auto& [tensor, file] : index["weight_map"].items())
-            if (!tensors_.contains(tensor))
-                refuse(fmt::format("{}: '{}' is not in {}", path, tensor, file.get<std::string>()));
+            if (!tensors.contains(tensor)) refuse(Exit::checkpoint, "{}: '{}' is not in {}", path, tensor, file.get<std::string>());
+    }
+    explicit Folder(const std::string& dir) {
+        std::error_code ignored;
+        if (fs::exists(dir + "/" + single_file, ignored))
+            open(dir + "/" + single_file);
+        else if (fs::exists(dir + "/" + index_file, ignored))
+            open_indexed(dir);
+        else
+            refuse(Exit::checkpoint, "{} holds neither {} nor {}; other formats have to be converted with transformers' save_pretrained", dir,
+                   single_file, index_file);
     }
 };
 
@@ -81,12 +70,7 @@ std::string without_prefix(const std::string& name) { return name.substr(name.fi
 
 // Constants that older versions saved among the weights.
 bool is_constant(const std::string& name) {
-    return name.ends_with(".attn.bias") || name.ends_with(".attn.masked_bias") ||
-           name.ends_with(".rotary_emb.inv_freq");
-}
-
-bool same_values(const SafeTensor& a, const SafeTensor& b) {
-    return a.type == b.type && a.shape == b.shape && std::memcmp(a.data, b.data, static_cast<size_t>(a.bytes)) == 0;
+    return name.ends_with(".attn.bias") || name.ends_with(".attn.masked_bias") || name.ends_with(".rotary_emb.inv_freq");
 }
 
 struct Match {
@@ -96,7 +80,7 @@ struct Match {
 
 // Pairs every tensor of the model with one of the folder, or names all that do not fit.
 std::vector<Match> match(const std::string& dir, const Folder& folder, std::vector<HfTensor> tensors) {
-    std::map<std::string, const SafeTensor*> left = folder.tensors();
+    std::map<std::string, const SafeTensor*> left = folder.tensors;
     std::vector<Match> matches;
     std::vector<std::string> wrong;
     const SafeTensor* embedding = nullptr;
@@ -108,57 +92,25 @@ std::vector<Match> match(const std::string& dir, const Folder& folder, std::vect
             continue;
         }
         if (it->second->shape != t.shape)
-            wrong.push_back(fmt::format("{} is {} there and {} in the model", it->first, shape_text(it->second->shape),
-                                        shape_text(t.shape)));
+            wrong.push_back(fmt::format("{} is {} there and {} in the model", it->first, shape_text(it->second->shape), shape_text(t.shape)));
         if (t.parts[0]->role == Role::token_embedding) embedding = it->second;
         matches.push_back({std::move(t), it->second});
         left.erase(it);
     }
     for (const auto& [name, tensor] : left) {
-        const bool tied_head = name == "lm_head.weight" && embedding && same_values(*tensor, *embedding);
+        const bool head = name == "lm_head.weight";
+        const bool tied_head = head && embedding && tensor->type == embedding->type && tensor->shape == embedding->shape &&
+                               std::memcmp(tensor->data, embedding->data, static_cast<size_t>(tensor->bytes)) == 0;
         if (!is_constant(name) && !tied_head)
-            wrong.push_back(name + (name == "lm_head.weight" ? " is not the embedding, though the head is tied"
-                                                             : " is not part of the model"));
+            wrong.push_back(name + (head ? " is not the embedding, though the head is tied" : " is not part of the model"));
     }
     if (!wrong.empty()) {
         constexpr size_t most_named = 6;
-        const std::string more =
-            wrong.size() > most_named ? fmt::format(" and {} more", wrong.size() - most_named) : "";
+        const std::string more = wrong.size() > most_named ? fmt::format(" and {} more", wrong.size() - most_named) : "";
         wrong.resize(std::min(wrong.size(), most_named));
-        refuse(fmt::format("the weights of {} do not fit the model: {}{}", dir, fmt::join(wrong, ", "), more));
+        refuse(Exit::checkpoint, "the weights of {} do not fit the model: {}{}", dir, fmt::join(wrong, ", "), more);
     }
     return matches;
-}
-
-// Writes the tensors of a flat buffer one after the other, as they lie in the files.
-void write_tensors(SafetensorsWriter& writer, const std::vector<HfTensor>& tensors, const float* flat, DType dtype,
-                   ProgressCounter& progress) {
-    std::vector<float> rows;
-    std::vector<bf16> narrow;
-    for (const HfTensor& t : tensors) {
-        const int64_t step = rows_at_once(t), width = t.columns();
-        for (int64_t first = 0; first < t.rows(); first += step) {
-            const int64_t last = std::min(first + step, t.rows()), count = (last - first) * width;
-            rows.resize(static_cast<size_t>(count));
-            gather_rows(t, flat, first, last, rows.data());
-            if (dtype == DType::bf16) {
-                narrow.resize(rows.size());
-                std::transform(rows.begin(), rows.end(), narrow.begin(), [](float x) { return bf16(x); });
-                writer.write(narrow.data(), count * size_of(dtype));
-            } else {
-                writer.write(rows.data(), count * size_of(dtype));
-            }
-            progress.add(count * size_of(dtype));
-        }
-    }
-}
-
-SafetensorsWriter open_writer(const std::string& path, const std::vector<HfTensor>& tensors, DType dtype) {
-    std::vector<SafetensorsWriter::Entry> entries;
-    for (const HfTensor& t : tensors)
-        entries.push_back({t.name, dtype == DType::bf16 ? SafeType::bf16 : SafeType::f32, t.shape});
-    // transformers refuses files that do not say whose layout they have.
-    return SafetensorsWriter(path, entries, {{"format", "pt"}});
 }
 
 int64_t bytes_of(const std::vector<HfTensor>& tensors, DType dtype) {
@@ -167,13 +119,30 @@ int64_t bytes_of(const std::vector<HfTensor>& tensors, DType dtype) {
     return n;
 }
 
+// Writes tensors of a flat buffer one after the other, as they lie in the files.
+void write_file(const std::string& path, const std::vector<HfTensor>& tensors, const float* flat, DType dtype) {
+    std::vector<SafetensorsWriter::Entry> entries;
+    for (const HfTensor& t : tensors) entries.push_back({t.name, dtype == DType::bf16 ? SafeType::bf16 : SafeType::f32, t.shape});
+    SafetensorsWriter writer(path, entries, {{"format", "pt"}});  // transformers refuses files that do not say whose layout they have
+    std::vector<float> rows;
+    for (const HfTensor& t : tensors)
+        for (int64_t first = 0, last = 0; first < t.rows(); first = last) {
+            last = std::min(first + rows_at_once(t), t.rows());
+            rows.resize(static_cast<size_t>((last - first) * t.columns()));
+            gather_rows(t, flat, first, last, rows.data());
+            const std::vector<bf16> narrow = dtype == DType::bf16 ? std::vector<bf16>(rows.begin(), rows.end()) : std::vector<bf16>();
+            const void* data = narrow.empty() ? static_cast<const void*>(rows.data()) : narrow.data();
+            writer.write(data, std::ssize(rows) * size_of(dtype));
+        }
+    writer.finish();
+}
+
 // In order, a new file where the next tensor would exceed `file_bytes`.
-std::vector<std::vector<HfTensor>> split_into_files(const std::vector<HfTensor>& tensors, DType dtype,
-                                                    int64_t file_bytes) {
+std::vector<std::vector<HfTensor>> split_into_files(const std::vector<HfTensor>& tensors, DType dtype, int64_t file_bytes) {
     std::vector<std::vector<HfTensor>> files(1);
     int64_t used = 0;
     for (const HfTensor& t : tensors) {
-        const int64_t bytes = elems_of(t.shape) * size_of(dtype);
+        const int64_t bytes = bytes_of({t}, dtype);
         if (used > 0 && used + bytes > file_bytes) {
             files.emplace_back();
             used = 0;
@@ -184,17 +153,12 @@ std::vector<std::vector<HfTensor>> split_into_files(const std::vector<HfTensor>&
     return files;
 }
 
-void write_weights(const std::string& dir, const std::vector<HfTensor>& tensors, const float* flat,
-                   const HfExport& options) {
+void write_weights(const std::string& dir, const std::vector<HfTensor>& tensors, const float* flat, const HfExport& options) {
     const auto files = split_into_files(tensors, options.dtype, options.file_bytes);
-    ProgressCounter progress("writing", bytes_of(tensors, options.dtype), options.progress);
     OrderedJson map = OrderedJson::object();
     for (size_t i = 0; i < files.size(); ++i) {
-        const std::string name =
-            files.size() == 1 ? single_file : fmt::format("model-{:05}-of-{:05}.safetensors", i + 1, files.size());
-        SafetensorsWriter writer = open_writer(dir + "/" + name, files[i], options.dtype);
-        write_tensors(writer, files[i], flat, options.dtype, progress);
-        writer.finish();
+        const std::string name = files.size() == 1 ? single_file : fmt::format("model-{:05}-of-{:05}.safetensors", i + 1, files.size());
+        write_file(dir + "/" + name, files[i], flat, options.dtype);
         for (const HfTensor& t : files[i]) map[t.name] = name;
     }
     if (files.size() == 1) return;
@@ -204,37 +168,41 @@ void write_weights(const std::string& dir, const std::vector<HfTensor>& tensors,
 
 }  // namespace
 
-void import_hf(const std::string& dir, const ParameterTable& table, float* flat, const ProgressCallback& callback) {
+void import_hf(const std::string& dir, const ModelConfig& model, const std::vector<StateSlice>& slices) {
+    const ParameterTable table(model);
     const Folder folder(dir);
     const std::vector<Match> matches = match(dir, folder, hf_tensors(read_hf_family(dir), table));
-    int64_t total = 0;
-    for (const Match& m : matches) total += m.from->bytes;
-    ProgressCounter progress("reading", total, callback);
-    clear_padding(table, flat);
+    std::multimap<std::string, const StateSlice*> wanted;
+    for (const StateSlice& s : slices) wanted.emplace(s.parameter->name, &s);
     run_jobs(static_cast<int64_t>(matches.size()), usable_cpus(), [&](int64_t i) {
         const auto& [t, from] = matches[static_cast<size_t>(i)];
-        const int64_t step = rows_at_once(t), width = t.columns();
+        const bool used = std::any_of(t.parts.begin(), t.parts.end(), [&](const Parameter* p) { return wanted.contains(p->name); });
+        if (!used) return;
+        const int64_t step = rows_at_once(t), width = t.columns(), base = t.parts.front()->offset;
         std::vector<float> rows(static_cast<size_t>(step * width));
+        std::vector<float> whole(static_cast<size_t>(t.parts.back()->offset + t.parts.back()->elems - base));
         for (int64_t first = 0; first < t.rows(); first += step) {
             const int64_t last = std::min(first + step, t.rows());
             to_float(*from, first * width, (last - first) * width, rows.data());
-            scatter_rows(t, rows.data(), first, last, flat);
+            scatter_rows(t, rows.data(), first, last, whole.data() - base);
         }
-        progress.add(from->bytes);
+        for (const Parameter* p : t.parts) {
+            const auto [begin, end] = wanted.equal_range(p->name);
+            for (auto slice = begin; slice != end; ++slice)
+                for (const SharedRun& run : shared_runs(whole_piece(*p, StateKind::master), piece_of(*slice->second, StateKind::master)))
+                    std::copy_n(whole.data() + (p->offset - base) + run.from, run.count, slice->second->master + run.to);
+        }
     });
 }
 
-int64_t export_hf(const std::string& dir, const ModelConfig& model, const ParameterTable& table, const float* flat,
-                  const HfExport& options) {
+int64_t export_hf(const std::string& dir, const ModelConfig& model, const ParameterTable& table, const float* flat, const HfExport& options) {
     std::string why;
     const HfFamily family = family_of(model, &why);
     if (family == HfFamily::none)
-        refuse(fmt::format(
-            "no Hugging Face family that trifold writes has {}; gpt2, llama, mistral and qwen2 are written", why));
+        refuse(Exit::checkpoint, "no Hugging Face family that trifold writes has {}; gpt2, llama, mistral and qwen2 are written", why);
     std::error_code ignored;  // what cannot be looked at cannot be replaced either, and then the rename says why
     if (fs::exists(dir, ignored) && !(fs::is_directory(dir, ignored) && fs::is_empty(dir, ignored)))
-        refuse(fmt::format("{} exists already and is not an empty folder: give another one", dir));
-    const NoFileSizeSignal guard;
+        refuse(Exit::checkpoint, "{} exists already and is not an empty folder: give another one", dir);
     const fs::path target = fs::absolute(dir).lexically_normal();
     const fs::path final_path = target.has_filename() ? target : target.parent_path();
     const std::string filling = final_path.string() + ".tmp";
@@ -255,14 +223,9 @@ int64_t export_hf(const std::string& dir, const ModelConfig& model, const Parame
 }
 
 void dump_tensors(const std::string& path, const ModelConfig& model, const ParameterTable& table, const float* flat) {
-    const std::vector<HfTensor> tensors = hf_tensors(family_of(model), table);
     const std::string filling = path + ".tmp";
-    const NoFileSizeSignal guard;
     try {
-        ProgressCounter progress("writing", bytes_of(tensors, DType::f32), {});
-        SafetensorsWriter writer = open_writer(filling, tensors, DType::f32);
-        write_tensors(writer, tensors, flat, DType::f32, progress);
-        writer.finish();
+        write_file(filling, hf_tensors(family_of(model), table), flat, DType::f32);
         rename_path(filling, path);
     } catch (...) {
         std::error_code ignored;

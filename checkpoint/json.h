@@ -1,13 +1,11 @@
 // checkpoint/json.h   JSON of files that others wrote: strict, with the file and the byte in every message.
 #pragma once
-#include <fmt/format.h>
-
 #include <nlohmann/json.hpp>
 #include <set>
 #include <string>
 #include <vector>
 
-#include "base/error.h"
+#include "base/refuse.h"
 
 namespace trifold {
 
@@ -21,22 +19,19 @@ inline JsonValue parse_file_json(const std::string& text, const std::string& ori
     std::vector<std::set<std::string>> open_objects;
     const auto check = [&](int depth, JsonValue::parse_event_t event, JsonValue& value) {
         using Event = JsonValue::parse_event_t;
-        if (depth > max_depth)
-            throw Problem(Exit::checkpoint, fmt::format("{}: JSON nested deeper than {}", origin, max_depth));
+        if (depth > max_depth) refuse(Exit::checkpoint, "{}: JSON nested deeper than {}", origin, max_depth);
         if (event == Event::object_start) open_objects.emplace_back();
         if (event == Event::object_end) open_objects.pop_back();
         if (event == Event::key && !open_objects.back().insert(value.get<std::string>()).second)
-            throw Problem(Exit::checkpoint,
-                          fmt::format("{}: the key '{}' is given twice", origin, value.get<std::string>()));
+            refuse(Exit::checkpoint, "{}: the key '{}' is given twice", origin, value.get<std::string>());
         return true;
     };
     try {
         return JsonValue::parse(text, check);
     } catch (const JsonValue::parse_error& e) {
-        throw Problem(Exit::checkpoint,
-                      fmt::format("{}: not valid JSON at byte {}", origin, base + static_cast<int64_t>(e.byte)));
+        refuse(Exit::checkpoint, "{}: not valid JSON at byte {}", origin, base + static_cast<int64_t>(e.byte));
     } catch (const JsonValue::exception& e) {  // a number out of range
-        throw Problem(Exit::checkpoint, fmt::format("{}: not valid JSON ({})", origin, e.what()));
+        refuse(Exit::checkpoint, "{}: not valid JSON ({})", origin, e.what());
     }
 }
 

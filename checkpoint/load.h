@@ -6,7 +6,6 @@
 #include "checkpoint/manifest.h"
 #include "checkpoint/piece.h"
 #include "checkpoint/store.h"
-#include "checkpoint/work.h"
 #include "model/config.h"
 #include "model/parameters.h"
 
@@ -14,14 +13,12 @@ namespace trifold {
 
 struct LoadOptions {
     int threads = 2;
-    ProgressCallback progress = {};
 };
 
 struct FoundCheckpoint {
     std::string path = "";  // empty: there is none
     TrainingState state = {};
-    std::vector<std::string> damaged =
-        {};  // a sentence about each that is damaged or half-written: to be printed and logged
+    std::vector<std::string> damaged = {};  // a sentence about each that is damaged or half-written: to be printed and logged
     bool found() const { return !path.empty(); }
 };
 
@@ -39,19 +36,14 @@ void check_resumable(const FoundCheckpoint& checkpoint, const ModelConfig& model
 // The resolved model of a checkpoint.
 ModelConfig model_of(const FoundCheckpoint& checkpoint);
 
-// Fills the flat buffers, padding with zeros; without m and v only the weights. Does not verify again.
-void load_state(const FoundCheckpoint& checkpoint, const ParameterTable& table, const FlatState& flat,
-                const LoadOptions& options = {});
+// Fills these slices of the model's tensors; without m and v only the weights. Does not verify again.
+void load_state(const FoundCheckpoint& checkpoint, const ModelConfig& model, const std::vector<StateSlice>& slices, const LoadOptions& options = {});
 
 // What load_state is made of: any pieces of the tensors, from whatever pieces the checkpoint has.
 struct WantedPiece {
     Piece piece;
     float* to = nullptr;  // piece.elems() values
 };
-void read_pieces(const std::string& path, const Manifest& manifest, const std::vector<WantedPiece>& wanted,
-                 const LoadOptions& options);
-
-// Zeros everything in a flat buffer that belongs to no tensor.
-void clear_padding(const ParameterTable& table, float* flat);
+void read_pieces(const std::string& path, const Manifest& manifest, const std::vector<WantedPiece>& wanted, const LoadOptions& options);
 
 }  // namespace trifold

@@ -1,5 +1,4 @@
-// checkpoint/manifest.h   manifest.json: what a checkpoint holds. It is written last, so a checkpoint without one is
-// not complete.
+// checkpoint/manifest.h   manifest.json: what a checkpoint holds. It is written last, so a checkpoint without one is not complete.
 //
 // The file ends with the xxh3 of every byte before it, so that no change to it goes unnoticed.
 #pragma once
@@ -43,6 +42,10 @@ struct Manifest {
 };
 
 inline constexpr const char* manifest_name = "manifest.json";
+
+// A rank's files, as it tells them to rank 0.
+std::string to_line(const std::vector<ShardFile>& shards);
+std::vector<ShardFile> from_line(const std::string& line);
 
 std::string to_text(const Manifest& manifest);
 // Reads and checks DIR/manifest.json. Throws Problem(Exit::checkpoint) with what is wrong.

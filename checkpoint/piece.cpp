@@ -1,13 +1,11 @@
 // checkpoint/piece.cpp   See piece.h.
 #include "checkpoint/piece.h"
 
-#include <fmt/format.h>
-
 #include <algorithm>
-#include <charconv>
-#include <string_view>
+#include <cctype>
+#include <sstream>
 
-#include "base/error.h"
+#include "base/refuse.h"
 
 namespace trifold {
 namespace {
@@ -16,36 +14,6 @@ int64_t volume(const Box& box, size_t from_dim = 0) {
     int64_t n = 1;
     for (size_t d = from_dim; d < box.begin.size(); ++d) n *= box.end[d] - box.begin[d];
     return n;
-}
-
-// Reads "begin:end" from the front of `text`.
-bool take_range(std::string_view& text, int64_t& begin, int64_t& end) {
-    const auto number = [&](int64_t& value) {
-        const auto [stop, error] = std::from_chars(text.data(), text.data() + text.size(), value);
-        text.remove_prefix(static_cast<size_t>(stop - text.data()));
-        return error == std::errc{} && value >= 0;
-    };
-    if (!number(begin) || !text.starts_with(':')) return false;
-    text.remove_prefix(1);
-    return number(end) && begin <= end;
-}
-
-bool parse(std::string_view text, Piece& piece) {
-    const size_t slash = text.find('/'), bracket = text.find('[');
-    if (slash == std::string_view::npos || bracket == std::string_view::npos || bracket <= slash + 1) return false;
-    const auto* kind = std::find_if(std::begin(state_kinds), std::end(state_kinds),
-                                    [&](StateKind k) { return text.substr(0, slash) == name_of(k); });
-    if (kind == std::end(state_kinds)) return false;
-    piece.kind = *kind;
-    piece.tensor = text.substr(slash + 1, bracket - slash - 1);
-    text.remove_prefix(bracket);
-    do {
-        text.remove_prefix(1);  // '[' or ','
-        if (!take_range(text, piece.box.begin.emplace_back(), piece.box.end.emplace_back())) return false;
-    } while (text.starts_with(','));
-    if (!text.starts_with("]@")) return false;
-    text.remove_prefix(2);
-    return take_range(text, piece.first, piece.last) && text.empty() && piece.last <= volume(piece.box);
 }
 
 }  // namespace
@@ -63,17 +31,42 @@ std::vector<int64_t> Box::shape() const {
 
 bool Piece::whole_box() const { return first == 0 && last == volume(box); }
 
+Piece piece_of(const StateSlice& slice, StateKind kind) {
+    const Parameter& p = *slice.parameter;
+    Box box{p.box_begin(), p.box_shape()};
+    for (size_t d = 0; d < box.end.size(); ++d) box.end[d] += box.begin[d];
+    return {p.name, kind, box, slice.first, slice.last};
+}
+
 std::string key_of(const Piece& piece) {
     std::string ranges;
-    for (size_t d = 0; d < piece.box.begin.size(); ++d)
-        ranges += fmt::format("{}{}:{}", d ? "," : "", piece.box.begin[d], piece.box.end[d]);
+    for (size_t d = 0; d < piece.box.begin.size(); ++d) ranges += fmt::format("{}{}:{}", d ? "," : "", piece.box.begin[d], piece.box.end[d]);
     return fmt::format("{}/{}[{}]@{}:{}", name_of(piece.kind), piece.tensor, ranges, piece.first, piece.last);
 }
 
+// Takes what looks like the parts of a name, and then asks whether these parts have this name.
 Piece piece_of(const std::string& key) {
     Piece piece;
-    if (!parse(key, piece))
-        throw Problem(Exit::checkpoint, fmt::format("'{}' is not the name of a piece of a checkpoint", key));
+    const size_t slash = std::min(key.find('/'), key.size()), bracket = std::min(key.find('[', slash), key.size());
+    for (const StateKind kind : state_kinds)
+        if (key.substr(0, slash) == name_of(kind)) piece.kind = kind;
+    piece.tensor = key.substr(std::min(slash + 1, bracket), bracket - std::min(slash + 1, bracket));
+    std::string digits = key.substr(bracket);
+    std::replace_if(
+        digits.begin(), digits.end(), [](unsigned char c) { return !std::isdigit(c); }, ' ');
+    std::istringstream text(digits);
+    for (int64_t begin = 0, end = 0; text >> begin >> end;) {
+        piece.box.begin.push_back(begin);
+        piece.box.end.push_back(end);
+    }
+    bool good = !piece.tensor.empty() && piece.box.end.size() >= 2;
+    for (size_t d = 0; d < piece.box.end.size(); ++d) good = good && piece.box.begin[d] <= piece.box.end[d];
+    if (good) {  // the last two numbers are the interval
+        piece.first = piece.box.begin.back(), piece.box.begin.pop_back();
+        piece.last = piece.box.end.back(), piece.box.end.pop_back();
+    }
+    if (!good || key_of(piece) != key || piece.last > volume(piece.box))
+        refuse(Exit::checkpoint, "'{}' is not the name of a piece of a checkpoint", key);
     return piece;
 }
 
@@ -87,8 +80,7 @@ std::vector<SharedRun> shared_runs(const Piece& stored, const Piece& wanted) {
         both.end[d] = std::min(s.end[d], w.end[d]);
         if (both.begin[d] >= both.end[d]) return {};
     }
-    // Dimensions after `last` are the same in both boxes, so elements are consecutive in both over all of them, and
-    // along `last`.
+    // Dimensions after `last` are the same in both boxes, so elements are consecutive in both over all of them, and along `last`.
     size_t last = dims - 1;
     while (last > 0 && s.begin[last] == w.begin[last] && s.end[last] == w.end[last]) --last;
     const int64_t length = (both.end[last] - both.begin[last]) * volume(s, last + 1);
@@ -103,8 +95,7 @@ std::vector<SharedRun> shared_runs(const Piece& stored, const Piece& wanted) {
     for (bool more = true; more;) {
         SharedRun run{position(s) - stored.first, position(w) - wanted.first, length};
         const int64_t before = std::max<int64_t>({0, -run.from, -run.to});  // lies before one of the intervals
-        run = {run.from + before, run.to + before,
-               std::min({length, stored.elems() - run.from, wanted.elems() - run.to}) - before};
+        run = {run.from + before, run.to + before, std::min({length, stored.elems() - run.from, wanted.elems() - run.to}) - before};
         if (run.count > 0) {
             SharedRun* previous = runs.empty() ? nullptr : &runs.back();
             if (previous && previous->from + previous->count == run.from && previous->to + previous->count == run.to)

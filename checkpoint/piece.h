@@ -8,6 +8,8 @@
 #include <string>
 #include <vector>
 
+#include "model/parameters.h"
+
 namespace trifold {
 
 enum class StateKind : uint8_t { master, m, v };  // fp32 weights and Adam's two moments
@@ -31,6 +33,12 @@ struct Piece {
     bool whole_box() const;
     bool operator==(const Piece&) const = default;
 };
+
+// The piece that a rank's slice of the state is, and where it keeps it.
+Piece piece_of(const StateSlice& slice, StateKind kind);
+// A whole tensor as a piece.
+inline Piece whole_piece(const Parameter& p, StateKind kind) { return {p.name, kind, Box::whole(p.shape), 0, p.elems}; }
+inline float* part_of(const StateSlice& s, StateKind kind) { return kind == StateKind::master ? s.master : kind == StateKind::m ? s.m : s.v; }
 
 // The name of a piece in the shard files and in the manifest, for example
 //   m/layers.0.attention.q.weight[0:64,0:128]@0:8192

@@ -1,21 +1,18 @@
 // checkpoint/safetensors.cpp   See safetensors.h.
 #include "checkpoint/safetensors.h"
 
-#include <fmt/format.h>
 #include <fmt/ranges.h>
 
 #include <algorithm>
 #include <bit>
 #include <cstring>
-#include <optional>
 
+#include "base/refuse.h"
 #include "checkpoint/json.h"
 #include "kernels/tensor.h"
 
 namespace trifold {
 namespace {
-
-static_assert(std::endian::native == std::endian::little, "safetensors files are little endian");
 
 constexpr int64_t length_bytes = 8;
 constexpr int64_t max_header_bytes = 100'000'000;  // the limit of the reference implementation
@@ -26,91 +23,67 @@ struct TypeName {
     const char* name;
     int64_t bytes;
 };
-constexpr TypeName types[] = {{SafeType::f32, "F32", 4}, {SafeType::bf16, "BF16", 2}, {SafeType::f16, "F16", 2},
-                              {SafeType::f64, "F64", 8}, {SafeType::i32, "I32", 4},   {SafeType::i64, "I64", 8},
-                              {SafeType::u8, "U8", 1}};
+constexpr TypeName types[] = {{SafeType::f32, "F32", 4}, {SafeType::bf16, "BF16", 2}, {SafeType::f16, "F16", 2}, {SafeType::f64, "F64", 8},
+                              {SafeType::i32, "I32", 4}, {SafeType::i64, "I64", 8},   {SafeType::u8, "U8", 1}};
 
-[[noreturn]] void refuse(const std::string& path, const std::string& why) {
-    throw Problem(Exit::checkpoint, path + ": " + why);
-}
-
-// a * b, or nothing when it does not fit or a factor is negative
-std::optional<int64_t> checked_product(int64_t a, int64_t b) {
-    int64_t r = 0;
-    if (a < 0 || b < 0 || __builtin_mul_overflow(a, b, &r)) return std::nullopt;
-    return r;
+template <class... Args>
+[[noreturn]] void wrong(const std::string& path, fmt::format_string<Args...> why, Args&&... args) {
+    refuse(Exit::checkpoint, "{}: {}", path, fmt::format(why, std::forward<Args>(args)...));
 }
 
 int64_t header_bytes(const MappedFile& file) {
-    if (file.bytes() < length_bytes)
-        refuse(file.path(), fmt::format("{} bytes are too few for a safetensors file", file.bytes()));
-    uint64_t n = 0;
-    std::memcpy(&n, file.data(), length_bytes);
+    if (file.bytes() < length_bytes) wrong(file.path(), "{} bytes are too few for a safetensors file", file.bytes());
+    const auto n = file.load<uint64_t>(0);
     if (n > static_cast<uint64_t>(max_header_bytes))
-        refuse(file.path(),
-               fmt::format("the header length at byte 0 is {}, more than the limit of {}", n, max_header_bytes));
+        wrong(file.path(), "the header length at byte 0 is {}, more than the limit of {}", n, max_header_bytes);
     if (static_cast<int64_t>(n) > file.bytes() - length_bytes)
-        refuse(file.path(),
-               fmt::format("the header ends at byte {}, but the file at byte {}", n + length_bytes, file.bytes()));
+        wrong(file.path(), "the header ends at byte {}, but the file at byte {}", n + length_bytes, file.bytes());
     return static_cast<int64_t>(n);
 }
 
-const JsonValue& member(const JsonValue& entry, const char* key, const std::string& path, const std::string& name) {
-    if (!entry.is_object() || !entry.contains(key))
-        refuse(path, fmt::format("tensor '{}' has no {} in the header", name, key));
-    return entry[key];
-}
-
-std::vector<int64_t> sizes(const JsonValue& list, const char* key, const std::string& path, const std::string& name) {
-    const bool good = list.is_array() && std::all_of(list.begin(), list.end(), [](const JsonValue& v) {
-                          return v.is_number_unsigned() && v.get<uint64_t>() <= static_cast<uint64_t>(INT64_MAX);
-                      });
-    if (!good) refuse(path, fmt::format("{} of tensor '{}' is {}, not a list of sizes", key, name, list.dump()));
-    return list.get<std::vector<int64_t>>();
-}
-
-// `data_start` and `data_bytes`: where the tensors' part of the file begins and how long it is
-SafeTensor parse_entry(const std::string& name, const JsonValue& entry, const MappedFile& file, int64_t data_start,
-                       int64_t data_bytes) {
-    const std::string& path = file.path();
-    const JsonValue& dtype = member(entry, "dtype", path, name);
-    const auto* type =
-        std::find_if(std::begin(types), std::end(types), [&](const TypeName& t) { return dtype == t.name; });
-    if (type == std::end(types)) refuse(path, fmt::format("tensor '{}' has the unknown dtype {}", name, dtype.dump()));
-    SafeTensor t{
-        .name = name, .type = type->type, .shape = sizes(member(entry, "shape", path, name), "shape", path, name)};
-    const auto offsets = sizes(member(entry, "data_offsets", path, name), "data_offsets", path, name);
+// `data_start`: where the tensors' part of the file begins
+SafeTensor parse_entry(const std::string& name, const JsonValue& entry, const MappedFile& file, int64_t data_start) {
+    const auto member = [&](const char* key) -> const JsonValue& {
+        if (!entry.is_object() || !entry.contains(key)) wrong(file.path(), "tensor '{}' has no {} in the header", name, key);
+        return entry[key];
+    };
+    const auto sizes = [&](const char* key) {
+        const JsonValue& list = member(key);
+        const auto is_size = [](const JsonValue& v) { return v.is_number_unsigned() && v.get<uint64_t>() <= uint64_t{INT64_MAX}; };
+        if (!list.is_array() || !std::all_of(list.begin(), list.end(), is_size))
+            wrong(file.path(), "{} of tensor '{}' is {}, not a list of sizes", key, name, list.dump());
+        return list.get<std::vector<int64_t>>();
+    };
+    const JsonValue& dtype = member("dtype");
+    const auto* type = std::find_if(std::begin(types), std::end(types), [&](const TypeName& t) { return dtype == t.name; });
+    if (type == std::end(types)) wrong(file.path(), "tensor '{}' has the unknown dtype {}", name, dtype.dump());
+    SafeTensor t{.name = name, .type = type->type, .shape = sizes("shape"), .elems = 1};
+    const std::vector<int64_t> offsets = sizes("data_offsets");
     if (offsets.size() != 2 || offsets[0] > offsets[1])
-        refuse(path,
-               fmt::format("data_offsets of tensor '{}' are [{}], not [begin, end]", name, fmt::join(offsets, ", ")));
-    if (offsets[1] > data_bytes)
-        refuse(path, fmt::format("tensor '{}' ends at byte {}, but the file at byte {}", name,
-                                 static_cast<uint64_t>(data_start) + static_cast<uint64_t>(offsets[1]), file.bytes()));
-    std::optional<int64_t> elems = 1;
-    for (const int64_t size : t.shape) elems = elems ? checked_product(*elems, size) : elems;
-    const std::optional<int64_t> bytes = elems ? checked_product(*elems, type->bytes) : elems;
+        wrong(file.path(), "data_offsets of tensor '{}' are [{}], not [begin, end]", name, fmt::join(offsets, ", "));
+    if (offsets[1] > file.bytes() - data_start)
+        wrong(file.path(), "tensor '{}' ends at byte {}, but the file at byte {}", name,
+              static_cast<uint64_t>(data_start) + static_cast<uint64_t>(offsets[1]), file.bytes());
     t.bytes = offsets[1] - offsets[0];
     t.offset = data_start + offsets[0];
-    if (bytes != t.bytes)
-        refuse(path, fmt::format("tensor '{}' of {} {} takes {} bytes at byte {}, which does not fit its shape", name,
-                                 type->name, shape_text(t.shape), t.bytes, t.offset));
-    t.elems = *elems;
-    t.data = file.data() + t.offset;
+    bool fits = true;
+    for (const int64_t size : t.shape) fits = fits && !__builtin_mul_overflow(t.elems, size, &t.elems);
+    int64_t bytes = 0;
+    if (!fits || __builtin_mul_overflow(t.elems, type->bytes, &bytes) || bytes != t.bytes)
+        wrong(file.path(), "tensor '{}' of {} {} takes {} bytes at byte {}, which does not fit its shape", name, type->name, shape_text(t.shape),
+              t.bytes, t.offset);
+    t.data = file.at(t.offset);
     return t;
 }
 
-void check_no_holes(const std::vector<SafeTensor>& tensors, const std::string& path, int64_t data_start,
-                    int64_t file_bytes) {
+void check_no_holes(const std::vector<SafeTensor>& tensors, const std::string& path, int64_t data_start, int64_t file_bytes) {
     int64_t at = data_start;
     for (const SafeTensor& t : tensors) {
-        if (t.offset < at)
-            refuse(path, fmt::format("tensor '{}' at byte {} overlaps the one before it", t.name, t.offset));
-        if (t.offset > at)
-            refuse(path, fmt::format("bytes {} to {}, before tensor '{}', belong to no tensor", at, t.offset, t.name));
+        if (t.offset < at) wrong(path, "tensor '{}' at byte {} overlaps the one before it", t.name, t.offset);
+        if (t.offset > at) wrong(path, "bytes {} to {}, before tensor '{}', belong to no tensor", at, t.offset, t.name);
         at += t.bytes;
     }
-    if (at != file_bytes)
-        refuse(path, fmt::format("the last tensor ends at byte {}, but the file at byte {}", at, file_bytes));
+    if (at != file_bytes) wrong(path, "the last tensor ends at byte {}, but the file at byte {}", at, file_bytes);
 }
 
 float half_to_float(uint16_t h) {
@@ -128,7 +101,7 @@ void convert(const std::byte* from, int64_t count, float* out, Convert to) {
     for (int64_t i = 0; i < count; ++i) {
         T raw;
         std::memcpy(&raw, from + i * static_cast<int64_t>(sizeof(T)), sizeof(T));
-        out[i] = to(raw);
+        out[i] = static_cast<float>(to(raw));
     }
 }
 
@@ -145,26 +118,24 @@ int64_t elems_of(const std::vector<int64_t>& shape) {
 
 std::string shape_text(const std::vector<int64_t>& shape) { return fmt::format("[{}]", fmt::join(shape, ", ")); }
 
-SafetensorsFile::SafetensorsFile(const std::string& path) : file_(path) {
+SafetensorsFile::SafetensorsFile(const std::string& path) : file_(path, Exit::checkpoint) {
     const int64_t n = header_bytes(file_), data_start = length_bytes + n;
-    const std::string text(reinterpret_cast<const char*>(file_.data()) + length_bytes, static_cast<size_t>(n));
-    if (text.empty() || text.front() != '{')
-        refuse(path, "no JSON object starts at byte 8: this is not a safetensors file");
+    const std::string text(reinterpret_cast<const char*>(file_.at(length_bytes)), static_cast<size_t>(n));
+    if (text.empty() || text.front() != '{') wrong(path, "no JSON object starts at byte 8: this is not a safetensors file");
     const JsonValue header = parse_file_json(text, path, length_bytes);
     for (const auto& [name, entry] : header.items()) {
         if (name == "__metadata__") {
             for (const auto& [key, value] : entry.items()) {
-                if (!value.is_string()) refuse(path, fmt::format("metadata '{}' is not a text", key));
+                if (!value.is_string()) wrong(path, "metadata '{}' is not a text", key);
                 metadata_[key] = value.get<std::string>();
             }
         } else {
-            tensors_.push_back(parse_entry(name, entry, file_, data_start, file_.bytes() - data_start));
+            tensors_.push_back(parse_entry(name, entry, file_, data_start));
         }
     }
     // Empty tensors share their offset with a neighbour and come first.
-    std::stable_sort(tensors_.begin(), tensors_.end(), [](const SafeTensor& a, const SafeTensor& b) {
-        return a.offset != b.offset ? a.offset < b.offset : a.bytes < b.bytes;
-    });
+    std::stable_sort(tensors_.begin(), tensors_.end(),
+                     [](const SafeTensor& a, const SafeTensor& b) { return a.offset != b.offset ? a.offset < b.offset : a.bytes < b.bytes; });
     check_no_holes(tensors_, path, data_start, file_.bytes());
     for (size_t i = 0; i < tensors_.size(); ++i) index_[tensors_[i].name] = i;
 }
@@ -177,26 +148,20 @@ const SafeTensor* SafetensorsFile::find(const std::string& name) const {
 void to_float(const SafeTensor& t, int64_t first, int64_t count, float* out) {
     TRIFOLD_ASSERT(first >= 0 && count >= 0 && first + count <= t.elems);
     const std::byte* from = t.data + first * size_of(t.type);
+    const auto as_it_is = [](auto value) { return value; };
     switch (t.type) {
-        case SafeType::f32:
-            std::memcpy(out, from, static_cast<size_t>(count) * sizeof(float));
-            return;
-        case SafeType::bf16:
-            return convert<bf16>(from, count, out, [](bf16 v) { return static_cast<float>(v); });
-        case SafeType::f16:
-            return convert<uint16_t>(from, count, out, half_to_float);
-        case SafeType::f64:
-            return convert<double>(from, count, out, [](double v) { return static_cast<float>(v); });
+        case SafeType::f32: return convert<float>(from, count, out, as_it_is);
+        case SafeType::bf16: return convert<bf16>(from, count, out, as_it_is);
+        case SafeType::f16: return convert<uint16_t>(from, count, out, half_to_float);
+        case SafeType::f64: return convert<double>(from, count, out, as_it_is);
         default:
             throw Problem(Exit::checkpoint,
-                          fmt::format("tensor '{}' holds {} values, and weights must be F32, BF16, F16 or F64", t.name,
-                                      name_of(t.type)));
+                          fmt::format("tensor '{}' holds {} values, and weights must be F32, BF16, F16 or F64", t.name, name_of(t.type)));
     }
 }
 
-SafetensorsWriter::SafetensorsWriter(const std::string& path, const std::vector<Entry>& entries,
-                                     const std::map<std::string, std::string>& metadata)
-    : file_(path) {
+SafetensorsWriter::SafetensorsWriter(const std::string& path, const std::vector<Entry>& entries, const std::map<std::string, std::string>& metadata)
+    : file_(path, Exit::checkpoint) {
     JsonValue header = JsonValue::object();
     if (!metadata.empty()) header["__metadata__"] = metadata;
     int64_t end = 0;
@@ -210,8 +175,7 @@ SafetensorsWriter::SafetensorsWriter(const std::string& path, const std::vector<
     const int64_t used = length_bytes + static_cast<int64_t>(text.size());
     text.append(static_cast<size_t>((data_alignment - used % data_alignment) % data_alignment), ' ');
     if (static_cast<int64_t>(text.size()) > max_header_bytes)
-        refuse(path, fmt::format("{} tensors need a header of {} bytes, more than the format's limit of {}",
-                                 entries.size(), text.size(), max_header_bytes));
+        wrong(path, "{} tensors need a header of {} bytes, more than the format's limit of {}", entries.size(), text.size(), max_header_bytes);
     const uint64_t n = text.size();
     expected_bytes_ = length_bytes + static_cast<int64_t>(n) + end;
     write(&n, length_bytes);

@@ -1,11 +1,10 @@
 // checkpoint/safetensors.h   The safetensors file format: named tensors behind a JSON header.
 //
 //   8 bytes   length n of the header, little endian, at most 100 MB
-//   n bytes   {"__metadata__": {text: text}, "name": {"dtype": "F32", "shape": [2, 3], "data_offsets": [begin, end]},
-//   ...} the rest  the tensors, row-major, little endian, without holes
+//   n bytes   {"__metadata__": {text: text}, "name": {"dtype": "F32", "shape": [2, 3], "data_offsets": [begin, end]}, ...}
+//   the rest  the tensors, row-major, little endian, without holes
 //
-// The reader accepts only files in which every byte belongs to exactly one tensor. All failures throw
-// Problem(Exit::checkpoint).
+// The reader accepts only files in which every byte belongs to exactly one tensor. All failures throw Problem(Exit::checkpoint).
 #pragma once
 #include <cstddef>
 #include <cstdint>
@@ -13,8 +12,8 @@
 #include <string>
 #include <vector>
 
+#include "base/file.h"
 #include "checkpoint/digest.h"
-#include "checkpoint/files.h"
 
 namespace trifold {
 
@@ -49,8 +48,7 @@ private:
 // Elements [first, first + count) of an F32, BF16, F16 or F64 tensor as fp32.
 void to_float(const SafeTensor& tensor, int64_t first, int64_t count, float* out);
 
-// Writes one file: all names and shapes first, then the tensors' bytes in that order. The data start at a multiple of
-// 64 bytes.
+// Writes one file: all names and shapes first, then the tensors' bytes in that order. The data start at a multiple of 64 bytes.
 class SafetensorsWriter {
 public:
     struct Entry {
@@ -58,8 +56,7 @@ public:
         SafeType type = SafeType::f32;
         std::vector<int64_t> shape;
     };
-    SafetensorsWriter(const std::string& path, const std::vector<Entry>& entries,
-                      const std::map<std::string, std::string>& metadata = {});
+    SafetensorsWriter(const std::string& path, const std::vector<Entry>& entries, const std::map<std::string, std::string>& metadata = {});
     void write(const void* data, int64_t bytes);
     FileDigest finish();  // syncs the file; every announced byte must have been written
 

@@ -2,7 +2,6 @@
 #include "checkpoint/store.h"
 
 #include <fcntl.h>
-#include <fmt/format.h>
 #include <sys/file.h>
 #include <sys/stat.h>
 #include <unistd.h>
@@ -12,20 +11,20 @@
 #include <charconv>
 #include <chrono>
 #include <cstring>
+#include <exception>
 #include <filesystem>
+#include <utility>
 
-#include "base/error.h"
+#include "base/jobs.h"
+#include "base/refuse.h"
 #include "base/text.h"
 #include "checkpoint/piece.h"
 #include "checkpoint/safetensors.h"
-#include "checkpoint/work.h"
 
 namespace fs = std::filesystem;
 
 namespace trifold {
 namespace {
-
-[[noreturn]] void refuse(const std::string& sentence) { throw Problem(Exit::checkpoint, sentence); }
 
 constexpr const char* temporary = ".tmp";      // being written
 constexpr const char* deleting = ".deleting";  // being deleted
@@ -37,15 +36,11 @@ struct Slice {
     const float* data = nullptr;
 };
 
-// The pieces that this rank owns: with one rank, every tensor whole. All weights come first, so that reading weights
-// alone touches a third of the files.
-std::vector<Slice> owned_slices(const ParameterTable& table, const FlatState& flat) {
+// All weights come first, so that reading weights alone touches a third of the files.
+std::vector<Slice> pieces_of(const std::vector<StateSlice>& state) {
     std::vector<Slice> slices;
-    for (const StateKind kind : state_kinds) {
-        const float* from = kind == StateKind::master ? flat.master : kind == StateKind::m ? flat.m : flat.v;
-        for (const Parameter& p : table.all())
-            slices.push_back({{p.name, kind, Box::whole(p.shape), 0, p.elems}, from + p.offset});
-    }
+    for (const StateKind kind : state_kinds)
+        for (const StateSlice& s : state) slices.push_back({piece_of(s, kind), part_of(s, kind)});
     return slices;
 }
 
@@ -53,8 +48,7 @@ std::vector<Slice> owned_slices(const ParameterTable& table, const FlatState& fl
 std::vector<std::vector<Slice>> cut_into_files(const std::vector<Slice>& slices, int64_t file_elems) {
     int64_t total = 0;
     for (const Slice& s : slices) total += s.piece.elems();
-    const int64_t files = std::max<int64_t>(1, (total + file_elems - 1) / file_elems),
-                  per_file = (total + files - 1) / files;
+    const int64_t files = std::max<int64_t>(1, (total + file_elems - 1) / file_elems), per_file = (total + files - 1) / files;
     std::vector<std::vector<Slice>> cut(1);
     int64_t room = per_file;
     for (Slice rest : slices) {
@@ -95,24 +89,22 @@ void clean_leftovers(const std::string& dir) {
 Fd lock_for_writing(const std::string& dir) {
     const std::string path = dir + "/.writer";
     Fd fd(::open(path.c_str(), O_RDWR | O_CREAT | O_CLOEXEC, 0644));
-    if (!fd.open()) refuse(fmt::format("cannot create {}: {}", path, std::strerror(errno)));
+    if (!fd.open()) refuse(Exit::checkpoint, "cannot create {}: {}", path, std::strerror(errno));
     if (::flock(fd.get(), LOCK_EX | LOCK_NB) != 0) {
         // A file system without locks cannot tell; everything else works there.
         if (errno != EWOULDBLOCK) return fd;
-        refuse(
-            fmt::format("another process ({}) is writing checkpoints to {}; wait for it to end", read_text(path), dir));
+        refuse(Exit::checkpoint, "another process ({}) is writing checkpoints to {}; wait for it to end", read_text(path), dir);
     }
     const std::string pid = std::to_string(::getpid());
-    if (::ftruncate(fd.get(), 0) != 0 ||
-        ::pwrite(fd.get(), pid.data(), pid.size(), 0) != static_cast<ssize_t>(pid.size()))
-        refuse(fmt::format("cannot write to {}: {}", path, std::strerror(errno)));
+    if (::ftruncate(fd.get(), 0) != 0 || ::pwrite(fd.get(), pid.data(), pid.size(), 0) != static_cast<ssize_t>(pid.size()))
+        refuse(Exit::checkpoint, "cannot write to {}: {}", path, std::strerror(errno));
     return fd;
 }
 
 // Creating, filling, syncing and removing a small file.
 void probe(const std::string& dir) {
     const std::string path = dir + "/.probe";
-    OutputFile file(path);
+    OutputFile file(path, Exit::checkpoint);
     const std::vector<char> block(4096, 'x');
     file.write(block.data(), static_cast<int64_t>(block.size()));
     file.finish();
@@ -122,14 +114,13 @@ void probe(const std::string& dir) {
 // Manifest and sizes agree. Throws Problem when not.
 Manifest complete_manifest(const std::string& path, int64_t step) {
     Manifest manifest = read_manifest(path);
-    if (manifest.state.step != step)
-        refuse(fmt::format("{}/{} is of step {}", path, manifest_name, manifest.state.step));
+    if (manifest.state.step != step) refuse(Exit::checkpoint, "{}/{} is of step {}", path, manifest_name, manifest.state.step);
     for (const ShardFile& shard : manifest.shards) {
         const std::string file = path + "/" + shard.file;
         struct stat info {};
-        if (::stat(file.c_str(), &info) != 0) refuse(fmt::format("{}: {}", file, std::strerror(errno)));
+        if (::stat(file.c_str(), &info) != 0) refuse(Exit::checkpoint, "{}: {}", file, std::strerror(errno));
         if (info.st_size != shard.digest.bytes)
-            refuse(fmt::format("{} ends at byte {} instead of byte {}", file, info.st_size, shard.digest.bytes));
+            refuse(Exit::checkpoint, "{} ends at byte {} instead of byte {}", file, info.st_size, shard.digest.bytes);
     }
     return manifest;
 }
@@ -155,7 +146,7 @@ CheckpointList list_checkpoints(const std::string& dir) {
         if (!is_step_name(entry.path().filename().string(), &c.step)) continue;
         const bool has_manifest = fs::exists(c.path + "/" + manifest_name, ignored);
         try {
-            if (!has_manifest) refuse(fmt::format("it has no {}, so its save did not end", manifest_name));
+            if (!has_manifest) refuse(Exit::checkpoint, "it has no {}, so its save did not end", manifest_name);
             c.save_number = complete_manifest(c.path, c.step).save_number;
             list.complete.push_back(c);
         } catch (const Problem& e) {
@@ -164,16 +155,14 @@ CheckpointList list_checkpoints(const std::string& dir) {
         }
     }
     const auto order = [](const ListedCheckpoint& c) { return std::pair(c.save_number, c.step); };
-    std::sort(list.complete.begin(), list.complete.end(),
-              [&](const ListedCheckpoint& a, const ListedCheckpoint& b) { return order(a) > order(b); });
+    std::sort(list.complete.begin(), list.complete.end(), [&](const ListedCheckpoint& a, const ListedCheckpoint& b) { return order(a) > order(b); });
     return list;
 }
 
-int64_t checkpoint_bytes(const ParameterTable& table) {
+int64_t checkpoint_bytes(const ParameterTable& table, int ranks) {
     constexpr int64_t names_of_piece = 320;  // in a shard's header and in the manifest
     constexpr int64_t fixed = 16 << 10;      // the configuration and the rest of the manifest
-    return fixed + 3 * (table.count() * static_cast<int64_t>(sizeof(float)) +
-                        static_cast<int64_t>(table.all().size()) * names_of_piece);
+    return fixed + 3 * (table.count() * static_cast<int64_t>(sizeof(float)) + static_cast<int64_t>(table.all().size()) * ranks * names_of_piece);
 }
 
 CheckpointStore::CheckpointStore(StoreOptions options) : options_(std::move(options)) {}
@@ -183,6 +172,7 @@ void CheckpointStore::phase(const char* name) const {
 }
 
 void CheckpointStore::prepare(int64_t needed_bytes) {
+    if (rank() > 0) return;
     const std::string& dir = options_.dir;
     try {
         make_directories(dir);
@@ -190,31 +180,28 @@ void CheckpointStore::prepare(int64_t needed_bytes) {
         writer_lock_ = lock_for_writing(dir);
         clean_leftovers(dir);
         probe(dir);
-        const int64_t free = free_bytes(dir);
+        const auto free = static_cast<int64_t>(fs::space(dir).available);
         if (free < needed_bytes)
-            refuse(fmt::format("a checkpoint takes {} and {} has {} free", human_bytes(needed_bytes), dir,
-                               human_bytes(free)));
+            refuse(Exit::checkpoint, "a checkpoint takes {} and {} has {} free", human_bytes(needed_bytes), dir, human_bytes(free));
     } catch (const std::exception& e) {
-        refuse(fmt::format("checkpoints cannot be saved: {}; --checkpoint.dir or --run.dir gives another place",
-                           e.what()));
+        refuse(Exit::checkpoint, "checkpoints cannot be saved: {}; --checkpoint.dir or --run.dir gives another place", e.what());
     }
 }
 
-std::vector<ShardFile> CheckpointStore::write_shards(const std::string& dir, const ParameterTable& table,
-                                                     const FlatState& flat) const {
-    const auto files =
-        cut_into_files(owned_slices(table, flat), options_.shard_bytes / static_cast<int64_t>(sizeof(float)));
+std::vector<ShardFile> CheckpointStore::write_shards(const std::string& dir, const std::vector<StateSlice>& state) const {
+    if (state.empty()) return {};
+    const auto files = cut_into_files(pieces_of(state), options_.shard_bytes / static_cast<int64_t>(sizeof(float)));
     std::vector<ShardFile> shards(files.size());
     run_jobs(static_cast<int64_t>(files.size()), options_.threads, [&](int64_t i) {
         const auto& slices = files[static_cast<size_t>(i)];
         ShardFile& shard = shards[static_cast<size_t>(i)];
-        shard.file = fmt::format("rank-00000-of-00001-part-{:03}.safetensors", i);
+        shard.file = fmt::format("rank-{:05}-of-{:05}-part-{:03}.safetensors", rank(), ranks(), i);
         std::vector<SafetensorsWriter::Entry> entries;
         for (const Slice& s : slices) {
             shard.pieces.push_back(key_of(s.piece));
             // A whole box keeps its shape, for other programs that look into the file.
-            entries.push_back({shard.pieces.back(), SafeType::f32,
-                               s.piece.whole_box() ? s.piece.box.shape() : std::vector<int64_t>{s.piece.elems()}});
+            entries.push_back(
+                {shard.pieces.back(), SafeType::f32, s.piece.whole_box() ? s.piece.box.shape() : std::vector<int64_t>{s.piece.elems()}});
         }
         phase("create shard");
         SafetensorsWriter writer(dir + "/" + shard.file, entries);
@@ -268,33 +255,95 @@ void CheckpointStore::delete_old(SaveOutcome& outcome) const {
     }
 }
 
-SaveOutcome CheckpointStore::save(const ParameterTable& table, const FlatState& flat, const TrainingState& state) {
-    TRIFOLD_ASSERT(flat.master && flat.m && flat.v);
-    const auto start = std::chrono::steady_clock::now();
-    const NoFileSizeSignal guard;
-    SaveOutcome outcome{.step = state.step, .path = options_.dir + "/" + step_name(state.step)};
+namespace {
+
+// What the ranks tell each other during a save, by key at rank 0.
+constexpr double save_deadline_s = 3600;
+std::string key(int64_t save, const std::string& what) { return fmt::format("save {} {}", save, what); }
+
+}  // namespace
+
+// This rank's files; a problem goes to rank 0 in their place.
+void CheckpointStore::write_own(const std::string& dir, const std::vector<StateSlice>& slices) const {
+    std::string line;
+    try {
+        line = to_line(write_shards(dir, slices));
+    } catch (const std::exception& e) {
+        line = fmt::format("!rank {}: {}", rank(), e.what());
+    }
+    options_.world->put(key(saves_, std::to_string(rank())), line);
+}
+
+std::vector<ShardFile> CheckpointStore::all_shards() const {
+    std::vector<ShardFile> all;
+    std::string problem;
+    for (int r = 1; r < ranks(); ++r) {
+        const std::string line = options_.world->take(key(saves_, std::to_string(r)), save_deadline_s);
+        if (line.starts_with('!')) {
+            if (problem.empty()) problem = line.substr(1);
+            continue;
+        }
+        for (ShardFile& s : from_line(line)) all.push_back(std::move(s));
+    }
+    if (!problem.empty()) throw Problem(Exit::checkpoint, problem);
+    return all;
+}
+
+// What rank 0 does.
+void CheckpointStore::lead(SaveOutcome& outcome, const ModelConfig& model, const std::vector<StateSlice>& slices, const TrainingState& state) const {
     const std::string filling = outcome.path + temporary;
+    bool others_wait = ranks() > 1;
+    const auto start_others = [&](const std::string& word) {
+        if (std::exchange(others_wait, false)) options_.world->put(key(saves_, "start"), word);
+    };
     try {
         make_directories(options_.dir);  // it may have been removed since prepare()
         remove_tree(filling);
-        Manifest manifest{.tool = options_.tool, .state = state};
+        Manifest manifest{.tool = options_.tool, .ranks = ranks(), .state = state};
+        const ParameterTable table(model);
         for (const Parameter& p : table.all()) manifest.tensors[p.name] = p.shape;
         for (const ListedCheckpoint& c : list_checkpoints(options_.dir).complete)
             manifest.save_number = std::max(manifest.save_number, c.save_number + 1);
 
         phase("create directory");
         make_directories(filling);
-        manifest.shards = write_shards(filling, table, flat);
+        start_others("go");
+        std::exception_ptr own;
+        try {
+            manifest.shards = write_shards(filling, slices);
+        } catch (...) {
+            own = std::current_exception();  // the others are writing: they come to an end first
+        }
+        for (ShardFile& shard : all_shards()) manifest.shards.push_back(std::move(shard));
+        if (own) std::rethrow_exception(own);
         for (const ShardFile& shard : manifest.shards) outcome.bytes += shard.digest.bytes;
         phase("write manifest");
         replace_text(filling + "/" + manifest_name, to_text(manifest));  // also syncs the names of the shards
         publish(filling, outcome.path);
     } catch (const std::exception& e) {
         outcome.problem = fmt::format("the checkpoint of step {} was not saved: {}", state.step, e.what());
+        start_others("stop");
         std::error_code ignored;
         fs::remove_all(filling, ignored);
     }
     if (outcome.ok()) delete_old(outcome);
+}
+
+SaveOutcome CheckpointStore::save(const ModelConfig& model, const std::vector<StateSlice>& slices, const TrainingState& state) {
+    const auto start = std::chrono::steady_clock::now();
+    ++saves_;
+    SaveOutcome outcome{.step = state.step, .path = options_.dir + "/" + step_name(state.step)};
+    try {
+        if (rank() == 0) {
+            lead(outcome, model, slices, state);
+            if (ranks() > 1) options_.world->put(key(saves_, "end"), outcome.problem);
+        } else {
+            if (options_.world->take(key(saves_, "start"), save_deadline_s, ranks() - 1) == "go") write_own(outcome.path + temporary, slices);
+            outcome.problem = options_.world->take(key(saves_, "end"), save_deadline_s, ranks() - 1);
+        }
+    } catch (const std::exception& e) {  // another rank has gone; the training thread learns it too
+        outcome.problem = fmt::format("the checkpoint of step {} was not saved: {}", state.step, e.what());
+    }
     outcome.seconds = std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
     return outcome;
 }

@@ -5,6 +5,7 @@
 //   2 step-N.tmp/manifest.json is written and synced, then step-N.tmp/ itself
 //   3 step-N.tmp/ is renamed to step-N/ and the parent directory synced: from here on the checkpoint exists
 //   4 only then are older ones deleted, each renamed to step-M.deleting/ first
+// With several ranks, rank 0 creates, publishes and deletes; each rank fills its own shard files in between and tells rank 0 their digests.
 // Names that end in .tmp, .deleting or .replaced are leftovers of a dead process; prepare() removes them.
 #pragma once
 #include <cstdint>
@@ -15,6 +16,7 @@
 #include "checkpoint/files.h"
 #include "checkpoint/manifest.h"
 #include "model/parameters.h"
+#include "parallel/world.h"
 
 namespace trifold {
 
@@ -25,6 +27,7 @@ struct StoreOptions {
     int threads = 1;                           // that write shard files
     int64_t shard_bytes = int64_t{256} << 20;  // aimed at per file, so that several can be written and read at once
     std::string tool = "trifold";              // name and version, for the manifest
+    World* world = nullptr;                    // the other ranks; null: there are none
     // Called before every step of a save that changes the file system, with its name, from any of the writing threads.
     // The fault injector and the tests stop here.
     std::function<void(const char* phase)> on_phase;
@@ -50,23 +53,29 @@ public:
     // proves that it is writable and has `needed_bytes` free. Throws Problem(Exit::checkpoint).
     void prepare(int64_t needed_bytes);
 
-    SaveOutcome save(const ParameterTable& table, const FlatState& flat, const TrainingState& state);
+    // Every rank gives the slices that it answers for, all with master, m and v. All ranks return the same outcome.
+    SaveOutcome save(const ModelConfig& model, const std::vector<StateSlice>& slices, const TrainingState& state);
 
     const StoreOptions& options() const { return options_; }
 
 private:
     StoreOptions options_;
     Fd writer_lock_;
+    int64_t saves_ = 0;  // so far, the same on all ranks: it tells their messages of one save from those of another
 
     void phase(const char* name) const;
-    std::vector<ShardFile> write_shards(const std::string& dir, const ParameterTable& table,
-                                        const FlatState& flat) const;
+    int rank() const { return options_.world ? options_.world->rank() : 0; }
+    int ranks() const { return options_.world ? options_.world->size() : 1; }
+    std::vector<ShardFile> write_shards(const std::string& dir, const std::vector<StateSlice>& slices) const;
+    void write_own(const std::string& dir, const std::vector<StateSlice>& slices) const;
+    std::vector<ShardFile> all_shards() const;
+    void lead(SaveOutcome& outcome, const ModelConfig& model, const std::vector<StateSlice>& slices, const TrainingState& state) const;
     void publish(const std::string& temporary, const std::string& final_path) const;
     void delete_old(SaveOutcome& outcome) const;
 };
 
 // Bytes on disk of one checkpoint of this model, rounded up a little: twelve per parameter, names and manifest.
-int64_t checkpoint_bytes(const ParameterTable& table);
+int64_t checkpoint_bytes(const ParameterTable& table, int ranks = 1);
 
 std::string step_name(int64_t step);  // step-00000500
 bool is_step_name(const std::string& name, int64_t* step = nullptr);

@@ -7,27 +7,16 @@
 
 namespace trifold {
 
-namespace {
-
-uint8_t first_byte(const AddedToken& token) { return static_cast<uint8_t>(token.content[0]); }
-
-}  // namespace
-
-AddedTokens::AddedTokens(std::vector<AddedToken> tokens) : tokens_(std::move(tokens)) {
-    std::erase_if(tokens_, [](const AddedToken& token) { return token.content.empty(); });
-    std::stable_sort(tokens_.begin(), tokens_.end(), [](const AddedToken& a, const AddedToken& b) {
-        if (first_byte(a) != first_byte(b)) return first_byte(a) < first_byte(b);
-        return a.content.size() > b.content.size();
-    });
-    for (const AddedToken& token : tokens_) ++first_[first_byte(token) + 1];
-    for (size_t b = 1; b < first_.size(); ++b) first_[b] += first_[b - 1];
+AddedTokens::AddedTokens(std::vector<AddedToken> tokens) {
+    for (AddedToken& token : tokens)
+        if (!token.content.empty()) by_first_byte_[static_cast<uint8_t>(token.content[0])].push_back(std::move(token));
+    for (auto& list : by_first_byte_)
+        std::stable_sort(list.begin(), list.end(), [](const AddedToken& a, const AddedToken& b) { return a.content.size() > b.content.size(); });
 }
 
 bool AddedTokens::find(std::string_view text, SpecialText special, size_t done, size_t& from, Match& match) const {
     for (; from < text.size(); ++from) {
-        const auto byte = static_cast<uint8_t>(text[from]);
-        for (int32_t t = first_[byte]; t < first_[byte + 1]; ++t) {
-            const AddedToken& token = tokens_[t];
+        for (const AddedToken& token : by_first_byte_[static_cast<uint8_t>(text[from])]) {
             if (!text.substr(from).starts_with(token.content)) continue;
             match = {from, from + token.content.size(), token.id};
             from = match.end - 1;  // where the loop goes on when this match does not count

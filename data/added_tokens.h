@@ -1,5 +1,4 @@
-// data/added_tokens.h   Tokens that are found in the text itself, before any other rule: <|endoftext|>, <|im_start|>
-// ...
+// data/added_tokens.h   Tokens that are found in the text itself, before any other rule: <|endoftext|>, <|im_start|> ...
 //
 // As in the `tokenizers` package: matches are leftmost, then longest, and do not overlap. Tokens marked `normalized`
 // are looked for after normalization, the others before; a set is one of the two.
@@ -49,8 +48,7 @@ private:
     // The next match from byte `from` on, which is moved; spaces before it count only from `done` on.
     bool find(std::string_view text, SpecialText special, size_t done, size_t& from, Match& match) const;
 
-    std::vector<AddedToken> tokens_;    // by first byte, longest first
-    std::array<int32_t, 257> first_{};  // tokens that begin with byte b are [first_[b], first_[b + 1])
+    std::array<std::vector<AddedToken>, 256> by_first_byte_;  // longest first
 };
 
 }  // namespace trifold

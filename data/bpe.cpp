@@ -12,43 +12,35 @@
 #include "base/error.h"
 
 namespace trifold {
-
 namespace {
 
 constexpr uint64_t no_pair = std::numeric_limits<uint64_t>::max();
 constexpr size_t cache_lines = size_t{1} << 14;  // 1 MiB per thread: stays in the second-level cache
 
-uint64_t key_of(int32_t left, int32_t right) {
-    return static_cast<uint64_t>(left) << 32 | static_cast<uint32_t>(right);
-}
-
-uint64_t slot_of(uint64_t pair) {
-    pair *= 0x9E3779B97F4A7C15u;
-    return pair ^ pair >> 32;
-}
+uint64_t key_of(int32_t left, int32_t right) { return static_cast<uint64_t>(left) << 32 | static_cast<uint32_t>(right); }
 
 }  // namespace
 
-Bpe::Bpe(BpeTable table) : byte_ids_(table.byte_ids), whole_words_(std::move(table.whole_words)) {
-    const size_t slots = std::bit_ceil(2 * table.merges.size() + 1);
+Bpe::Bpe(BpeTable table) : table_(std::move(table)) {
+    const size_t slots = std::bit_ceil(2 * table_.merges.size() + 1);
     entries_.assign(slots, {no_pair, 0, 0});
     mask_ = slots - 1;
-    for (size_t rank = 0; rank < table.merges.size(); ++rank) {
-        const BpeTable::Merge& m = table.merges[rank];
-        const uint64_t pair = key_of(m.left, m.right);
-        uint64_t slot = slot_of(pair) & mask_;
-        while (entries_[slot].pair != no_pair && entries_[slot].pair != pair) slot = (slot + 1) & mask_;
-        entries_[slot] = {pair, static_cast<int32_t>(rank), m.merged};
+    for (size_t rank = 0; rank < table_.merges.size(); ++rank) {
+        const BpeTable::Merge& m = table_.merges[rank];
+        entries_[slot_of(key_of(m.left, m.right))] = {key_of(m.left, m.right), static_cast<int32_t>(rank), m.merged};
     }
 }
 
+size_t Bpe::slot_of(uint64_t pair) const {
+    const uint64_t mixed = pair * 0x9E3779B97F4A7C15u;
+    size_t slot = (mixed ^ mixed >> 32) & mask_;
+    while (entries_[slot].pair != pair && entries_[slot].pair != no_pair) slot = (slot + 1) & mask_;
+    return slot;
+}
+
 const Bpe::Entry* Bpe::find(int32_t left, int32_t right) const {
-    const uint64_t pair = key_of(left, right);
-    for (uint64_t slot = slot_of(pair) & mask_;; slot = (slot + 1) & mask_) {
-        const Entry& entry = entries_[slot];
-        if (entry.pair == pair) return &entry;
-        if (entry.pair == no_pair) return nullptr;
-    }
+    const Entry& entry = entries_[slot_of(key_of(left, right))];
+    return entry.pair == no_pair ? nullptr : &entry;
 }
 
 BpeEncoder::BpeEncoder(const Bpe& model) : model_(model), cache_(cache_lines) { static_assert(sizeof(Line) == 64); }
@@ -85,17 +77,16 @@ void BpeEncoder::rate(int32_t at) {
 }
 
 void BpeEncoder::merge(std::string_view word, std::vector<int32_t>& ids) {
-    if (!model_.whole_words_.empty()) {
-        const auto whole = model_.whole_words_.find(std::string(word));
-        if (whole != model_.whole_words_.end()) return ids.push_back(whole->second);
+    if (!model_.table_.whole_words.empty()) {
+        const auto whole = model_.table_.whole_words.find(std::string(word));
+        if (whole != model_.table_.whole_words.end()) return ids.push_back(whole->second);
     }
     TRIFOLD_ASSERT(word.size() <= static_cast<size_t>(std::numeric_limits<int32_t>::max()));
     const auto length = static_cast<int32_t>(word.size());
     nodes_.resize(word.size());
     heap_.clear();
-    for (int32_t i = 0; i < length; ++i) {
-        nodes_[i] = {model_.byte_ids_[static_cast<uint8_t>(word[i])], i - 1, i + 1 < length ? i + 1 : -1, -1, 0};
-    }
+    for (int32_t i = 0; i < length; ++i)
+        nodes_[i] = {model_.table_.byte_ids[static_cast<uint8_t>(word[i])], i - 1, i + 1 < length ? i + 1 : -1, -1, 0};
     for (int32_t i = 0; i < length; ++i) rate(i);
     while (!heap_.empty()) {
         std::pop_heap(heap_.begin(), heap_.end(), std::greater<>());

@@ -32,11 +32,11 @@ private:
         uint64_t pair;
         int32_t rank, merged;
     };
-    // Open addressing, at most half full; `pair` is left << 32 | right. Null: no such merge.
-    const Entry* find(int32_t left, int32_t right) const;
+    // Open addressing, at most half full; `pair` is left << 32 | right.
+    size_t slot_of(uint64_t pair) const;                   // where it is, or would be
+    const Entry* find(int32_t left, int32_t right) const;  // null: no such merge
 
-    std::array<int32_t, 256> byte_ids_;
-    std::unordered_map<std::string, int32_t> whole_words_;
+    BpeTable table_;
     std::vector<Entry> entries_;
     uint64_t mask_ = 0;
 };

@@ -1,18 +1,16 @@
 // data/dataset.cpp
 #include "data/dataset.h"
 
-#include <fmt/format.h>
-
 #include <algorithm>
+#include <cmath>
 #include <filesystem>
 #include <limits>
 
-#include "base/error.h"
+#include "base/refuse.h"
 #include "data/mask_file.h"
 #include "data/token_writer.h"
 
 namespace trifold {
-
 namespace {
 
 constexpr int64_t block_tokens = int64_t{1} << 18;
@@ -23,80 +21,59 @@ std::optional<MaskFile> open_mask(const TokenFile& file) {
     return MaskFile(path, file.tokens());
 }
 
-// Counts stretches of tokens between ends of documents.
-class DocumentCounter {
-public:
-    explicit DocumentCounter(int32_t end) : end_(end) {}
-    void add(std::span<const int32_t> ids) {
-        for (const int32_t id : ids) {
-            count_ += id != end_ && !inside_;
-            inside_ = id != end_;
-        }
-    }
-    int32_t end() const { return end_; }
-    int64_t count() const { return count_; }
-
-private:
-    int32_t end_;
-    int64_t count_ = 0;
-    bool inside_ = false;
-};
-
-// Calls block(ids, first) for consecutive pieces of the file.
+// Calls block(ids, first) for consecutive pieces of tokens [begin, end) of the file.
 template <class Block>
-void for_each_block(const TokenFile& file, Block block) {
+void for_each_block(const TokenFile& file, int64_t begin, int64_t end, Block block) {
     std::vector<int32_t> ids;
-    for (int64_t first = 0; first < file.tokens(); first += block_tokens) {
-        ids.resize(static_cast<size_t>(std::min(block_tokens, file.tokens() - first)));
+    for (int64_t first = begin; first < end; first += block_tokens) {
+        ids.resize(static_cast<size_t>(std::min(block_tokens, end - first)));
         file.read(first, ids);
         block(std::span<const int32_t>(ids), first);
     }
 }
 
+// Counts stretches of tokens between ends of documents.
+struct DocumentCounter {
+    int32_t end;
+    int64_t count = 0;
+    bool inside = false;
+    void add(std::span<const int32_t> ids) {
+        for (const int32_t id : ids) {
+            count += id != end && !inside;
+            inside = id != end;
+        }
+    }
+};
+
 // The id that ends every document of a Megatron file.
 std::optional<int32_t> common_end(const std::vector<TokenFile>& files) {
     std::optional<int64_t> common;
-    for (const TokenFile& file : files) {
-        for (int64_t begin = 0; begin < file.tokens();) {
-            const int64_t end = file.next_listed_document(begin);
+    for (const TokenFile& file : files)
+        for (int64_t end = 0; end < file.tokens();) {
+            end = file.next_listed_document(end);
             const int64_t last = file.at(end - 1);
             if (common.value_or(last) != last) return std::nullopt;
             common = last;
-            begin = end;
         }
-    }
     if (!common || *common < 0 || *common > std::numeric_limits<int32_t>::max()) return std::nullopt;
     return static_cast<int32_t>(*common);
 }
 
-int32_t usual_end(const DatasetSummary& summary) {
-    if (summary.vocab_max <= 256) return 256;
-    return summary.type == TokenType::u32 ? 128000 : 50256;
-}
-
-DatasetSummary summarize(const std::vector<TokenFile>& files, std::optional<int32_t> end,
-                         const DatasetProgress& progress) {
-    DatasetSummary summary{.format = files[0].format(),
-                           .type = files[0].type(),
-                           .files = std::ssize(files),
-                           .end_of_document = end,
-                           .prompt_tokens = 0};
+DatasetSummary summarize(const std::vector<TokenFile>& files, std::optional<int32_t> end, const DatasetProgress& progress) {
+    DatasetSummary summary{
+        .format = files[0].format(), .type = files[0].type(), .files = std::ssize(files), .end_of_document = end, .prompt_tokens = 0};
     int64_t total = 0, listed = 0;
     for (const TokenFile& file : files) {
-        if (file.format() != summary.format || file.type() != summary.type) {
-            throw Problem(Exit::data,
-                          fmt::format("{} and {} differ in format or type of tokens; look at them one at a time",
-                                      files[0].path(), file.path()));
-        }
+        if (file.format() != summary.format || file.type() != summary.type)
+            refuse(Exit::data, "{} and {} differ in format or type of tokens; look at them one at a time", files[0].path(), file.path());
         total += file.tokens();
         listed += file.listed_documents().value_or(0);
     }
-    std::vector<DocumentCounter> counters;
-    for (const int32_t id : end ? std::vector<int32_t>{*end} : std::vector<int32_t>{256, 50256, 128000})
-        counters.emplace_back(id);
-    summary.vocab_min = std::numeric_limits<int64_t>::max();
+    std::vector<DocumentCounter> counters = {{256}, {50256}, {128000}};  // what usually ends documents
+    if (end) counters = {{*end}};
+    summary.vocab_min = total > 0 ? std::numeric_limits<int64_t>::max() : 0;
     for (const TokenFile& file : files) {
-        for_each_block(file, [&](std::span<const int32_t> ids, int64_t first) {
+        for_each_block(file, 0, file.tokens(), [&](std::span<const int32_t> ids, int64_t first) {
             const auto [least, most] = std::minmax_element(ids.begin(), ids.end());
             const auto stored = [&](auto at) { return file.at(first + (at - ids.begin())); };
             summary.vocab_min = std::min(summary.vocab_min, stored(least));
@@ -110,15 +87,13 @@ DatasetSummary summarize(const std::vector<TokenFile>& files, std::optional<int3
         summary.tokens += file.tokens();
         summary.bytes += file.byte_offset(file.tokens());
     }
-    if (summary.tokens == 0) summary.vocab_min = 0;
     if (summary.format == TokenFormat::megatron) {
         summary.documents = listed;
         if (!end) summary.end_of_document = common_end(files);
     } else {
-        if (!end) summary.end_of_document = usual_end(summary);
-        summary.documents = std::find_if(counters.begin(), counters.end(), [&](const DocumentCounter& c) {
-                                return c.end() == summary.end_of_document;
-                            })->count();
+        const size_t guess = end || summary.vocab_max <= 256 ? 0 : summary.type == TokenType::u32 ? 2 : 1;
+        summary.end_of_document = counters[guess].end;
+        summary.documents = counters[guess].count;
     }
     return summary;
 }
@@ -129,22 +104,15 @@ public:
     Copier(TokenWriter& writer, std::optional<int32_t> end, std::function<void(int64_t)> count)
         : writer_(writer), end_(end), count_(std::move(count)) {}
 
-    void copy(const TokenFile& file, const MaskFile* mask) {
-        file.listed_documents() ? copy_listed(file, mask) : copy_by_ends(file, mask);
-    }
+    void copy(const TokenFile& file, const MaskFile* mask) { file.listed_documents() ? copy_listed(file, mask) : copy_by_ends(file, mask); }
     int64_t appended_ends() const { return appended_; }
 
 private:
     void copy_listed(const TokenFile& file, const MaskFile* mask) {
-        for (int64_t begin = 0; begin < file.tokens();) {
-            const int64_t document_end = file.next_listed_document(begin);
-            for (; begin < document_end; begin += block_tokens) {
-                ids_.resize(static_cast<size_t>(std::min(block_tokens, document_end - begin)));
-                file.read(begin, ids_);
-                append(ids_, mask, begin);
-            }
-            begin = document_end;
-            if (end_ && ids_.back() != *end_) {
+        for (int64_t begin = 0, end = 0; begin < file.tokens(); begin = end) {
+            end = file.next_listed_document(begin);
+            for_each_block(file, begin, end, [&](std::span<const int32_t> ids, int64_t first) { append(ids, mask, first); });
+            if (end_ && file.at(end - 1) != *end_) {
                 writer_.append({&*end_, 1});
                 ++appended_;
             }
@@ -153,19 +121,21 @@ private:
     }
     // Ends in front of the first text, or several in a row, do not make documents of their own.
     void copy_by_ends(const TokenFile& file, const MaskFile* mask) {
-        for_each_block(file, [&](std::span<const int32_t> ids, int64_t first) {
-            size_t begin = 0;
-            for (size_t i = 0; i < ids.size(); ++i) {
-                const bool is_end = ids[i] == end_;
-                if (is_end && has_text_) {
-                    append(ids.subspan(begin, i + 1 - begin), mask, first + static_cast<int64_t>(begin));
-                    writer_.end_document();
-                    begin = i + 1;
+        for_each_block(
+            file, 0, file.tokens(),
+            [&](std::span<const int32_t> ids, int64_t first) {
+                size_t begin = 0;
+                for (size_t i = 0; i < ids.size(); ++i) {
+                    const bool is_end = ids[i] == end_;
+                    if (is_end && has_text_) {
+                        append(ids.subspan(begin, i + 1 - begin), mask, first + static_cast<int64_t>(begin));
+                        writer_.end_document();
+                        begin = i + 1;
+                    }
+                    has_text_ = !is_end;
                 }
-                has_text_ = !is_end;
-            }
-            append(ids.subspan(begin), mask, first + static_cast<int64_t>(begin));
-        });
+                append(ids.subspan(begin), mask, first + static_cast<int64_t>(begin));
+            });
     }
     void append(std::span<const int32_t> ids, const MaskFile* mask, int64_t first) {
         prompt_.clear();
@@ -177,48 +147,47 @@ private:
     TokenWriter& writer_;
     std::optional<int32_t> end_;
     std::function<void(int64_t)> count_;
-    std::vector<int32_t> ids_;
     std::vector<uint8_t> prompt_;
     bool has_text_ = false;  // the open document has more than ends
     int64_t appended_ = 0;
 };
 
-// A conversion onto itself would end with the input gone.
-void refuse_own_input(const ConvertOptions& options, const std::vector<TokenFile>& files) {
-    std::error_code ignored;
-    for (const TokenFile& file : files) {
-        if (std::filesystem::equivalent(file.path(), options.prefix + ".bin", ignored)) {
-            throw Problem(Exit::usage, fmt::format("--out {} would replace the input {}: choose another name",
-                                                   options.prefix, file.path()));
-        }
-    }
+// How often each id occurs; index = id.
+std::vector<int64_t> count_tokens(const std::string& path_or_glob) {
+    std::vector<int64_t> counts;
+    for (const TokenFile& file : open_token_files(path_or_glob))
+        for_each_block(file, 0, file.tokens(), [&](std::span<const int32_t> ids, int64_t) {
+            for (const int32_t id : ids) {
+                if (id < 0) refuse(Exit::data, "{} has the negative id {}", file.path(), id);
+                if (id >= std::ssize(counts)) counts.resize(static_cast<size_t>(id) + 1);
+                ++counts[static_cast<size_t>(id)];
+            }
+        });
+    return counts;
 }
 
 }  // namespace
 
-DatasetSummary inspect(const std::string& path, std::optional<int32_t> end_of_document,
-                       const DatasetProgress& progress) {
+DatasetSummary inspect(const std::string& path, std::optional<int32_t> end_of_document, const DatasetProgress& progress) {
     return summarize(open_token_files(path), end_of_document, progress);
 }
 
 ConvertResult convert(const ConvertOptions& options, const DatasetProgress& progress) {
     const std::vector<TokenFile> files = open_token_files(options.input);
-    refuse_own_input(options, files);
+    std::error_code ignored;
+    for (const TokenFile& file : files)  // a conversion onto itself would end with the input gone
+        if (std::filesystem::equivalent(file.path(), options.prefix + ".bin", ignored))
+            refuse(Exit::usage, "--out {} would replace the input {}: choose another name", options.prefix, file.path());
     ConvertResult result;
     result.input = summarize(files, options.end_of_document, {});
     const DatasetSummary& input = result.input;
-    if (input.vocab_min < 0 || input.vocab_max > std::numeric_limits<int32_t>::max()) {
-        throw Problem(Exit::data, fmt::format("{} has ids from {} to {}; they cannot be tokens", options.input,
-                                              input.vocab_min, input.vocab_max));
-    }
-    if (options.format == TokenFormat::llmc && !input.end_of_document && input.documents > 1) {
-        throw Problem(
-            Exit::data,
-            fmt::format(
-                "the documents of {} do not end with one common id, so an llm.c file could not tell where they end: "
-                "name the id to be put behind them with --eod",
-                options.input));
-    }
+    if (input.vocab_min < 0 || input.vocab_max > std::numeric_limits<int32_t>::max())
+        refuse(Exit::data, "{} has ids from {} to {}; they cannot be tokens", options.input, input.vocab_min, input.vocab_max);
+    if (options.format == TokenFormat::llmc && !input.end_of_document && input.documents > 1)
+        refuse(Exit::data,
+               "the documents of {} do not end with one common id, so an llm.c file could not tell where they end: "
+               "name the id to be put behind them with --eod",
+               options.input);
     std::vector<std::optional<MaskFile>> masks;
     for (const TokenFile& file : files) masks.push_back(open_mask(file));
     const bool any_mask = std::any_of(masks.begin(), masks.end(), [](const auto& mask) { return mask.has_value(); });
@@ -235,6 +204,21 @@ ConvertResult convert(const ConvertOptions& options, const DatasetProgress& prog
     result.tokens = writer.tokens();
     result.documents = writer.documents();
     result.appended_ends = copier.appended_ends();
+    return result;
+}
+
+UnigramLoss unigram_loss(const std::string& train, const std::string& val) {
+    std::vector<int64_t> known = count_tokens(train), seen = count_tokens(val);
+    known.resize(std::max(known.size(), seen.size()));
+    seen.resize(known.size());
+    double total = 0, nats = 0;
+    for (const int64_t n : known) total += static_cast<double>(n + 1);
+    UnigramLoss result;
+    for (size_t id = 0; id < known.size(); ++id) {
+        nats -= static_cast<double>(seen[id]) * std::log(static_cast<double>(known[id] + 1) / total);
+        result.tokens += seen[id];
+    }
+    result.loss = result.tokens > 0 ? nats / static_cast<double>(result.tokens) : 0;
     return result;
 }
 

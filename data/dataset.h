@@ -1,4 +1,4 @@
-// data/dataset.h   Whole data sets, read from end to end: `trifold data inspect` and `trifold data convert`.
+// data/dataset.h   Whole data sets, read from end to end: `trifold data inspect`, `convert` and `unigram`.
 #pragma once
 #include <cstdint>
 #include <functional>
@@ -28,8 +28,7 @@ struct DatasetSummary {
 using DatasetProgress = std::function<void(int64_t tokens_done, int64_t tokens_total)>;
 
 // `path` is a file, a Megatron prefix or a glob; files of a glob must be of one format.
-DatasetSummary inspect(const std::string& path, std::optional<int32_t> end_of_document,
-                       const DatasetProgress& progress = {});
+DatasetSummary inspect(const std::string& path, std::optional<int32_t> end_of_document, const DatasetProgress& progress = {});
 
 struct ConvertOptions {
     std::string input, prefix;  // as for inspect; PREFIX.bin ...
@@ -49,5 +48,14 @@ struct ConvertResult {
 
 // Masks are taken along.
 ConvertResult convert(const ConvertOptions& options, const DatasetProgress& progress = {});
+
+// What a model that knows only how often each token occurs would reach: the baseline a trained model must beat.
+struct UnigramLoss {
+    double loss = 0;     // nats per token of `val`
+    int64_t tokens = 0;  // of `val`
+};
+// Frequencies are counted on `train` and every id up to the largest one seen gets one more (Laplace), so that none has probability zero. Both
+// are paths or globs of token files. Problem(Exit::data) for bad files.
+UnigramLoss unigram_loss(const std::string& train, const std::string& val);
 
 }  // namespace trifold

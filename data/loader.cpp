@@ -1,28 +1,24 @@
 // data/loader.cpp
 #include "data/loader.h"
 
-#include <fmt/format.h>
 #include <xxhash.h>
 
 #include <algorithm>
+#include <bit>
 #include <cmath>
-#include <condition_variable>
-#include <cstring>
-#include <deque>
 #include <exception>
-#include <mutex>
 #include <optional>
 #include <span>
 #include <thread>
 
-#include "base/error.h"
+#include "base/queue.h"
+#include "base/refuse.h"
 #include "base/text.h"
 #include "data/mask_file.h"
 #include "data/sampling.h"
 #include "data/token_file.h"
 
 namespace trifold {
-
 namespace {
 
 struct Shard {
@@ -51,235 +47,190 @@ struct Place {
 // The files, and the map from sample numbers to places in them. Never changes, so threads may share it.
 class Loader::Samples {
 public:
-    Samples(const std::vector<DataSource>& sources, const LoaderOptions& options);
-    // Global batch number blend.position() / global_batch; moves `blend` behind it.
-    GlobalBatch batch(Blend& blend) const;
-    Blend blend() const;
+    Samples(const std::vector<DataSource>& sources, const LoaderOptions& options) : options_(options) {
+        TRIFOLD_ASSERT(options_.seq > 0 && options_.vocab > 0 && options_.micro_batch > 0 && options_.global_batch > 0);
+        if (options_.sequence_count == 0) options_.sequence_count = options_.global_batch;
+        TRIFOLD_ASSERT(options_.first_sequence >= 0 && options_.first_sequence + options_.sequence_count <= options_.global_batch);
+        TRIFOLD_ASSERT(options_.sequence_count % options_.micro_batch == 0);
+        if (sources.empty()) refuse(Exit::usage, "{} names no data: give a token file made by `trifold data tokenize`", options_.name);
+        int64_t samples = 0;
+        for (const DataSource& source : sources) {
+            sources_.push_back(open(source));
+            sources_.back().first_sample = samples;
+            samples += sources_.back().samples;
+        }
+    }
 
+    // Global batch number blend.position() / global_batch; moves `blend` behind it.
+    GlobalBatch batch(Blend& blend) const {
+        GlobalBatch batch;
+        batch.index = blend.position() / options_.global_batch;
+        for (int64_t s = 0; s < options_.global_batch; ++s) {
+            const Place at = place(blend.next());
+            batch.valid_tokens += valid_targets(at);
+            const int64_t mine = s - options_.first_sequence;
+            if (mine < 0 || mine >= options_.sequence_count) continue;
+            if (mine % options_.micro_batch == 0) {
+                MicroBatch& micro = batch.micro.emplace_back();
+                micro.seq = options_.seq;
+                const auto tokens = static_cast<size_t>(options_.micro_batch * options_.seq);
+                for (auto* values : {&micro.tokens, &micro.targets, &micro.positions}) values->reserve(tokens);
+            }
+            append_sequence(at, batch.micro.back());
+        }
+        return batch;
+    }
+
+    Blend blend() const {
+        std::vector<double> weights;
+        for (const Source& source : sources_) weights.push_back(source.weight);
+        return Blend(std::move(weights));
+    }
+
+    double weights() const {  // their sum
+        double sum = 0;
+        for (const Source& source : sources_) sum += source.weight;
+        return sum;
+    }
     const LoaderOptions& options() const { return options_; }
     const std::vector<Source>& sources() const { return sources_; }
 
 private:
-    Source open(const DataSource& source) const;
-    Place place(Blend::Choice choice) const;
-    int64_t valid_targets(const Place& place) const;
-    void append_sequence(const Place& place, MicroBatch& micro) const;
-    void check_ids(const Shard& shard, int64_t first, std::span<const int32_t> ids) const;
-    void append_positions(const Place& place, std::span<const int32_t> ids, MicroBatch& micro) const;
+    Source open(const DataSource& from) const {
+        if (!(from.weight > 0) || !std::isfinite(from.weight))
+            refuse(Exit::usage, "{}: the weight of {} is {}; weights must be positive numbers", options_.name, from.path, from.weight);
+        Source source{.path = from.path, .weight = from.weight, .shards = {}};
+        for (TokenFile& file : open_token_files(from.path)) {
+            Shard shard{std::move(file), std::nullopt, source.samples, 0};
+            shard.samples = std::max<int64_t>(0, shard.file.tokens() - 1) / options_.seq;
+            if (options_.mask_prompt == PromptMask::on) shard.mask.emplace(mask_path(shard.file.path()), shard.file.tokens());
+            source.samples += shard.samples;
+            source.tokens += shard.file.tokens();
+            source.shards.push_back(std::move(shard));
+        }
+        if (source.samples == 0)
+            refuse(Exit::data, "{}: {} has {} tokens{}, but one sequence needs {} (train.seq + 1): use more data or a shorter train.seq",
+                   options_.name, from.path, with_commas(source.tokens),
+                   source.shards.size() > 1 ? fmt::format(" in {} files", source.shards.size()) : "", with_commas(options_.seq + 1));
+        return source;
+    }
+
+    Place place(Blend::Choice choice) const {
+        const Source& source = sources_[choice.source];
+        const auto samples = static_cast<uint64_t>(source.samples), index = static_cast<uint64_t>(choice.index);
+        auto sample = static_cast<int64_t>(index % samples);
+        if (options_.shuffle == Shuffle::on) {
+            const uint64_t key = mix(mix(mix(options_.seed) ^ static_cast<uint64_t>(choice.source)) ^ index / samples);
+            sample = static_cast<int64_t>(Permutation(samples, key)(static_cast<uint64_t>(sample)));
+        }
+        const auto behind = std::upper_bound(source.shards.begin(), source.shards.end(), sample,
+                                             [](int64_t s, const Shard& shard) { return s < shard.first_sample; });
+        const Shard& shard = *std::prev(behind);
+        return {&shard, (sample - shard.first_sample) * options_.seq, static_cast<uint64_t>(source.first_sample + sample)};
+    }
+
+    int64_t valid_targets(const Place& place) const {
+        return options_.seq - (place.shard->mask ? place.shard->mask->count(place.token + 1, options_.seq) : 0);
+    }
+
+    void append_sequence(const Place& place, MicroBatch& micro) const {
+        std::vector<int32_t> ids(static_cast<size_t>(options_.seq + 1));
+        place.shard->file.read(place.token, ids);
+        check_ids(*place.shard, place.token, ids);
+        micro.tokens.insert(micro.tokens.end(), ids.begin(), ids.end() - 1);
+        micro.targets.insert(micro.targets.end(), ids.begin() + 1, ids.end());
+        if (place.shard->mask) {
+            int32_t* targets = &micro.targets[micro.targets.size() - static_cast<size_t>(options_.seq)];
+            for (int64_t t = 0; t < options_.seq; ++t)
+                if (place.shard->mask->is_prompt(place.token + 1 + t)) targets[t] = -1;
+        }
+        append_positions(place, ids, micro);
+        micro.valid += valid_targets(place);
+        micro.sample_ids.push_back(place.sample_id);
+        ++micro.sequences;
+    }
+
+    void check_ids(const Shard& shard, int64_t first, std::span<const int32_t> ids) const {
+        const auto is_outside = [&](int32_t id) { return id < 0 || id >= options_.vocab; };
+        const auto bad = std::find_if(ids.begin(), ids.end(), is_outside);
+        if (bad == ids.end()) return;
+        const int64_t token = first + (bad - ids.begin());
+        refuse(Exit::data,
+               "{}: token {} (byte {}) of {} has the id {}, but the vocabulary has {} ids (model.vocab): the file was made with another tokenizer, "
+               "or is damaged",
+               options_.name, token, shard.file.byte_offset(token), shard.file.path(), shard.file.at(token), options_.vocab);
+    }
+
+    void append_positions(const Place& place, std::span<const int32_t> ids, MicroBatch& micro) const {
+        const bool isolated = options_.documents == Documents::isolated;
+        int64_t listed = isolated ? place.shard->file.next_listed_document(place.token) : 0;
+        int32_t start = 0;
+        for (int32_t t = 0; t < options_.seq; ++t) {
+            if (isolated && t > 0) {
+                const bool begins = place.token + t == listed;
+                if (begins) listed = place.shard->file.next_listed_document(listed);
+                if (begins || ids[t - 1] == options_.end_of_document) start = t;
+            }
+            micro.positions.push_back(t - start);
+            if (isolated) micro.doc_start.push_back(start);
+        }
+    }
 
     LoaderOptions options_;
     std::vector<Source> sources_;
 };
 
-Loader::Samples::Samples(const std::vector<DataSource>& sources, const LoaderOptions& options) : options_(options) {
-    TRIFOLD_ASSERT(options_.seq > 0 && options_.vocab > 0 && options_.micro_batch > 0 && options_.global_batch > 0);
-    if (options_.sequence_count == 0) options_.sequence_count = options_.global_batch;
-    TRIFOLD_ASSERT(options_.first_sequence >= 0 &&
-                   options_.first_sequence + options_.sequence_count <= options_.global_batch);
-    TRIFOLD_ASSERT(options_.sequence_count % options_.micro_batch == 0);
-    if (sources.empty())
-        throw Problem(Exit::usage, fmt::format("{} names no data: give a token file made by `trifold data tokenize`",
-                                               options_.name));
-    int64_t samples = 0;
-    for (const DataSource& source : sources) {
-        sources_.push_back(open(source));
-        sources_.back().first_sample = samples;
-        samples += sources_.back().samples;
-    }
-}
-
-Source Loader::Samples::open(const DataSource& from) const {
-    if (!(from.weight > 0) || !std::isfinite(from.weight)) {
-        throw Problem(Exit::usage, fmt::format("{}: the weight of {} is {}; weights must be positive numbers",
-                                               options_.name, from.path, from.weight));
-    }
-    Source source{.path = from.path, .weight = from.weight, .shards = {}};
-    for (TokenFile& file : open_token_files(from.path)) {
-        Shard shard{std::move(file), std::nullopt, source.samples, 0};
-        shard.samples = std::max<int64_t>(0, shard.file.tokens() - 1) / options_.seq;
-        if (options_.mask_prompt == PromptMask::on)
-            shard.mask.emplace(mask_path(shard.file.path()), shard.file.tokens());
-        source.samples += shard.samples;
-        source.tokens += shard.file.tokens();
-        source.shards.push_back(std::move(shard));
-    }
-    if (source.samples == 0) {
-        throw Problem(
-            Exit::data,
-            fmt::format("{}: {} has {} tokens{}, but one sequence needs {} (train.seq + 1): use more data or a shorter "
-                        "train.seq",
-                        options_.name, from.path, with_commas(source.tokens),
-                        source.shards.size() > 1 ? fmt::format(" in {} files", source.shards.size()) : "",
-                        with_commas(options_.seq + 1)));
-    }
-    return source;
-}
-
-Blend Loader::Samples::blend() const {
-    std::vector<double> weights;
-    for (const Source& source : sources_) weights.push_back(source.weight);
-    return Blend(std::move(weights));
-}
-
-Place Loader::Samples::place(Blend::Choice choice) const {
-    const Source& source = sources_[choice.source];
-    const auto samples = static_cast<uint64_t>(source.samples), index = static_cast<uint64_t>(choice.index);
-    auto sample = static_cast<int64_t>(index % samples);
-    if (options_.shuffle == Shuffle::on) {
-        const uint64_t key = mix(mix(mix(options_.seed) ^ static_cast<uint64_t>(choice.source)) ^ index / samples);
-        sample = static_cast<int64_t>(Permutation(samples, key)(static_cast<uint64_t>(sample)));
-    }
-    const auto behind = std::upper_bound(source.shards.begin(), source.shards.end(), sample,
-                                         [](int64_t s, const Shard& shard) { return s < shard.first_sample; });
-    const Shard& shard = *std::prev(behind);
-    return {&shard, (sample - shard.first_sample) * options_.seq, static_cast<uint64_t>(source.first_sample + sample)};
-}
-
-int64_t Loader::Samples::valid_targets(const Place& place) const {
-    return options_.seq - (place.shard->mask ? place.shard->mask->count(place.token + 1, options_.seq) : 0);
-}
-
-GlobalBatch Loader::Samples::batch(Blend& blend) const {
-    GlobalBatch batch;
-    batch.index = blend.position() / options_.global_batch;
-    for (int64_t s = 0; s < options_.global_batch; ++s) {
-        const Place at = place(blend.next());
-        batch.valid_tokens += valid_targets(at);
-        const int64_t mine = s - options_.first_sequence;
-        if (mine < 0 || mine >= options_.sequence_count) continue;
-        if (mine % options_.micro_batch == 0) {
-            MicroBatch& micro = batch.micro.emplace_back();
-            micro.seq = options_.seq;
-            const auto tokens = static_cast<size_t>(options_.micro_batch * options_.seq);
-            for (auto* values : {&micro.tokens, &micro.targets, &micro.positions}) values->reserve(tokens);
-        }
-        append_sequence(at, batch.micro.back());
-    }
-    return batch;
-}
-
-void Loader::Samples::append_sequence(const Place& place, MicroBatch& micro) const {
-    std::vector<int32_t> ids(static_cast<size_t>(options_.seq + 1));
-    place.shard->file.read(place.token, ids);
-    check_ids(*place.shard, place.token, ids);
-    micro.tokens.insert(micro.tokens.end(), ids.begin(), ids.end() - 1);
-    micro.targets.insert(micro.targets.end(), ids.begin() + 1, ids.end());
-    if (place.shard->mask) {
-        int32_t* targets = &micro.targets[micro.targets.size() - static_cast<size_t>(options_.seq)];
-        for (int64_t t = 0; t < options_.seq; ++t) {
-            if (place.shard->mask->is_prompt(place.token + 1 + t)) targets[t] = -1;
-        }
-    }
-    append_positions(place, ids, micro);
-    micro.valid += valid_targets(place);
-    micro.sample_ids.push_back(place.sample_id);
-    ++micro.sequences;
-}
-
-void Loader::Samples::check_ids(const Shard& shard, int64_t first, std::span<const int32_t> ids) const {
-    uint32_t largest = 0;  // negative ids are largest of all
-    for (const int32_t id : ids) largest = std::max(largest, static_cast<uint32_t>(id));
-    if (largest < options_.vocab) return;
-    for (size_t i = 0; i < ids.size(); ++i) {
-        if (static_cast<uint32_t>(ids[i]) < options_.vocab) continue;
-        const int64_t token = first + static_cast<int64_t>(i);
-        throw Problem(
-            Exit::data,
-            fmt::format(
-                "{}: token {} (byte {}) of {} has the id {}, but the vocabulary has {} ids (model.vocab): the file "
-                "was made with another tokenizer, or is damaged",
-                options_.name, token, shard.file.byte_offset(token), shard.file.path(), shard.file.at(token),
-                options_.vocab));
-    }
-}
-
-void Loader::Samples::append_positions(const Place& place, std::span<const int32_t> ids, MicroBatch& micro) const {
-    const bool isolated = options_.documents == Documents::isolated;
-    int64_t listed = isolated ? place.shard->file.next_listed_document(place.token) : 0;
-    int32_t start = 0;
-    for (int32_t t = 0; t < options_.seq; ++t) {
-        if (isolated && t > 0) {
-            const bool begins = place.token + t == listed;
-            if (begins) listed = place.shard->file.next_listed_document(listed);
-            if (begins || ids[t - 1] == options_.end_of_document) start = t;
-        }
-        micro.positions.push_back(t - start);
-        if (isolated) micro.doc_start.push_back(start);
-    }
-}
-
-// Keeps two batches ready. The thread starts with the first next(), so a loader that is only asked about its data has
-// none.
+// Keeps two batches ready. The thread starts with the first next(), so a loader that is only asked about its data has none.
 class Loader::ReadAhead {
 public:
     explicit ReadAhead(const Samples& samples) : samples_(samples), blend_(samples.blend()) {}
     ~ReadAhead() { stop(); }
 
     GlobalBatch next() {
-        if (!thread_.joinable()) thread_ = std::thread([this, first = position_] { produce(first); });
-        std::unique_lock lock(mutex_);
-        changed_.wait(lock, [&] { return !ready_.empty() || error_; });
-        if (ready_.empty()) std::rethrow_exception(error_);
-        GlobalBatch batch = std::move(ready_.front());
-        ready_.pop_front();
+        if (!thread_.joinable()) {
+            ready_.emplace(1);  // the second one waits in the thread
+            thread_ = std::thread([this, first = position_] { produce(first); });
+        }
+        std::optional<Entry> entry = ready_->pop();
+        if (entry->error) {
+            stop();
+            std::rethrow_exception(entry->error);
+        }
         ++position_;
-        changed_.notify_all();
-        return batch;
+        return std::move(entry->batch);
     }
     void seek(int64_t k) {
         TRIFOLD_ASSERT(k >= 0);
-        if (k == position_) return;
-        stop();
+        if (k != position_) stop();
         position_ = k;
     }
     int64_t position() const { return position_; }
 
 private:
-    static constexpr size_t depth = 2;
-
+    struct Entry {
+        GlobalBatch batch;
+        std::exception_ptr error;  // in place of a batch, and the last one
+    };
     void produce(int64_t first) {
         try {
             blend_.seek(first * samples_.options().global_batch);
-            while (true) {
-                {
-                    std::unique_lock lock(mutex_);
-                    changed_.wait(lock, [&] { return stopping_ || ready_.size() < depth; });
-                    if (stopping_) return;
-                }
-                GlobalBatch batch = samples_.batch(blend_);
-                const std::lock_guard lock(mutex_);
-                ready_.push_back(std::move(batch));
-                changed_.notify_all();
+            while (ready_->push({samples_.batch(blend_), nullptr})) {
             }
         } catch (...) {
-            const std::lock_guard lock(mutex_);
-            error_ = std::current_exception();
-            changed_.notify_all();
+            ready_->push({{}, std::current_exception()});
         }
     }
     void stop() {
         if (!thread_.joinable()) return;
-        {
-            const std::lock_guard lock(mutex_);
-            stopping_ = true;
-            changed_.notify_all();
-        }
+        ready_->close();
         thread_.join();
-        thread_ = std::thread();
-        ready_.clear();
-        error_ = nullptr;
-        stopping_ = false;
     }
 
     const Samples& samples_;
     Blend blend_;  // of the thread, while there is one
     std::thread thread_;
     int64_t position_ = 0;  // of the caller
-    std::mutex mutex_;
-    std::condition_variable changed_;
-    std::deque<GlobalBatch> ready_;
-    std::exception_ptr error_;
-    bool stopping_ = false;
+    std::optional<Queue<Entry>> ready_;
 };
 
 Loader::Loader(const std::vector<DataSource>& sources, const LoaderOptions& options)
@@ -305,17 +256,12 @@ int64_t Loader::samples_per_epoch() const {
 uint64_t Loader::content_hash() const {
     uint64_t hash = 0;
     const auto add = [&](uint64_t value) { hash = XXH3_64bits_withSeed(&value, sizeof(value), hash); };
-    double weights = 0;
-    for (const Source& source : samples_->sources()) weights += source.weight;
     for (const Source& source : samples_->sources()) {
-        const double share = source.weight / weights;
-        uint64_t bits;
-        std::memcpy(&bits, &share, sizeof(bits));
-        add(bits);
+        add(std::bit_cast<uint64_t>(source.weight / samples_->weights()));
         add(source.shards.size());
         for (const Shard& shard : source.shards) {
             add(shard.file.sampled_hash());
-            if (shard.mask) add(shard.mask->sampled_hash());
+            if (shard.mask) add(sampled_hash(shard.mask->file()));
         }
     }
     return hash;
@@ -323,15 +269,12 @@ uint64_t Loader::content_hash() const {
 
 std::string Loader::description() const {
     std::string text;
-    double weights = 0;
-    for (const Source& source : samples_->sources()) weights += source.weight;
     for (const Source& source : samples_->sources()) {
         const size_t files = source.shards.size();
-        text += fmt::format("{}{}: {} tokens in {} file{}, {} samples of {} tokens per epoch", text.empty() ? "" : "\n",
-                            source.path, with_commas(source.tokens), files, files == 1 ? "" : "s",
-                            with_commas(source.samples), with_commas(samples_->options().seq));
-        if (samples_->sources().size() > 1)
-            text += fmt::format(", {:.4g} % of the blend", 100 * source.weight / weights);
+        text +=
+            fmt::format("{}{}: {} tokens in {} file{}, {} samples of {} tokens per epoch", text.empty() ? "" : "\n", source.path,
+                        with_commas(source.tokens), files, files == 1 ? "" : "s", with_commas(source.samples), with_commas(samples_->options().seq));
+        if (samples_->sources().size() > 1) text += fmt::format(", {:.4g} % of the blend", 100 * source.weight / samples_->weights());
     }
     return text;
 }

@@ -3,13 +3,11 @@
 // Global batch k holds samples k*G .. k*G + G - 1 (G: sequences of the global batch). Each is a pure function of (seed,
 // number, data), whatever the layout, so a run that resumes or is re-laid out sees the same samples:
 //
-//   number -> (source, j)    weighted blending of the sources (sampling.h)
-//   j -> sample of the source   epoch e = j / n, sample P(j % n), P the permutation keyed by (seed, source, e); without
-//                            shuffling P is the identity. So each of the n samples comes exactly once per epoch.
-//   sample -> tokens         sample s of a file is tokens [s*seq, s*seq + seq]: seq inputs, and the same shifted by one
-//   as
-//                            targets; neighbours share one token. Samples do not cross files; what is left at the end
-//                            of a file (less than seq tokens) is not used.
+//   number -> (source, j)       weighted blending of the sources (sampling.h)
+//   j -> sample of the source   epoch e = j / n, sample P(j % n), P the permutation keyed by (seed, source, e); without shuffling P is the
+//                               identity. So each of the n samples comes exactly once per epoch.
+//   sample -> tokens            sample s of a file is tokens [s*seq, s*seq + seq]: seq inputs, and the same shifted by one as targets;
+//                               neighbours share one token. Samples do not cross files; less than seq tokens at a file's end are not used.
 //
 // documents = isolated: a document begins where the end-of-document id was just read, and where a Megatron index says
 // so. The target behind an end-of-document input stays: it teaches how documents begin.
@@ -58,8 +56,7 @@ struct LoaderOptions {
 
 class Loader {
 public:
-    // Opens and checks every file. Problem(Exit::data): bad or missing files, less than one sequence; (Exit::usage):
-    // weights.
+    // Opens and checks every file. Problem(Exit::data): bad or missing files, less than one sequence; (Exit::usage): weights.
     Loader(const std::vector<DataSource>& sources, const LoaderOptions& options);
     ~Loader();
     Loader(Loader&&) noexcept;
@@ -72,8 +69,7 @@ public:
 
     int64_t tokens() const;             // in all files
     int64_t samples_per_epoch() const;  // of all sources, each counted once
-    // Tells data sets apart, not paths: sizes, sampled blocks, order and weights of the sources, and prompt masks if in
-    // use.
+    // Tells data sets apart, not paths: sizes, sampled blocks, order and weights of the sources, and prompt masks if in use.
     uint64_t content_hash() const;
     // One line per source for the start-up print.
     std::string description() const;

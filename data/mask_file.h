@@ -9,7 +9,7 @@
 #include <span>
 #include <string>
 
-#include "data/file_io.h"
+#include "data/new_file.h"
 
 namespace trifold {
 
@@ -20,17 +20,14 @@ class MaskFile {
 public:
     // A file that is not a mask of `tokens` tokens is a Problem(Exit::data).
     MaskFile(const std::string& path, int64_t tokens);
-    bool is_prompt(int64_t token) const {
-        return (std::to_integer<unsigned>(*file_.at(header_bytes + token / 8)) >> token % 8 & 1u) != 0;
-    }
-    // Prompt tokens among [first, first + count).
-    int64_t count(int64_t first, int64_t count) const;
-    uint64_t sampled_hash() const { return file_.sampled_hash(); }
+    bool is_prompt(int64_t token) const { return (std::to_integer<unsigned>(*file_.at(header_bytes + token / 8)) >> token % 8 & 1u) != 0; }
+    int64_t count(int64_t first, int64_t count) const;  // prompt tokens among [first, first + count)
+    const MappedFile& file() const { return file_; }
 
     static constexpr int64_t header_bytes = 24;
 
 private:
-    DataFile file_;
+    MappedFile file_;
 };
 
 class MaskWriter {
@@ -39,14 +36,13 @@ public:
     // One byte per token, 0 or 1; or `count` tokens that are not prompt.
     void append(std::span<const uint8_t> prompt);
     void append_targets(int64_t count);
-    int64_t prompt_tokens() const { return prompt_tokens_; }
     void finish();
     void commit_as(const std::string& path) { file_.commit_as(path); }
 
 private:
     void append_bit(unsigned bit);
-    StreamedFile file_;
-    int64_t tokens_ = 0, prompt_tokens_ = 0;
+    NewFile file_;
+    uint64_t tokens_ = 0;
     unsigned byte_ = 0;
 };
 

@@ -2,16 +2,14 @@
 #define PCRE2_CODE_UNIT_WIDTH 8
 #include "data/pretokenizer.h"
 
-#include <fmt/format.h>
 #include <pcre2.h>
 
 #include <array>
 
-#include "base/error.h"
+#include "base/refuse.h"
 #include "data/utf8.h"
 
 namespace trifold {
-
 namespace {
 
 // As tokenizer.json files spell them. GPT-2's is built into the ByteLevel pre-tokenizer.
@@ -35,24 +33,20 @@ constexpr std::string_view new_numbers =
 std::string for_pcre2(std::string_view spelling) {
     std::string out;
     bool in_class = false;
+    const auto extended = [&](std::string_view name, std::string_view more) {
+        return fmt::format("{}{}{}{}", in_class ? "" : "[", name, more, in_class ? "" : "]");
+    };
     for (size_t i = 0; i < spelling.size();) {
         const std::string_view rest = spelling.substr(i);
-        const auto property = [&](std::string_view name, std::string_view more) {
-            out += in_class ? fmt::format("{}{}", name, more) : fmt::format("[{}{}]", name, more);
-            i += name.size();
-        };
-        if (rest.starts_with(R"(\p{L})")) {
-            property(R"(\p{L})", new_letters);
-        } else if (rest.starts_with(R"(\p{N})")) {
-            property(R"(\p{N})", new_numbers);
+        if (rest.starts_with(R"(\p{L})") || rest.starts_with(R"(\p{N})")) {
+            out += extended(rest.substr(0, 5), rest[3] == 'L' ? new_letters : new_numbers);
+            i += 5;
         } else if (rest.starts_with(R"(\s)") || rest.starts_with(R"(\S)")) {
             out += rest[1] == 's' ? R"(\p{White_Space})" : R"(\P{White_Space})";
             i += 2;
         } else {
-            if (rest[0] == '[') in_class = true;
-            if (rest[0] == ']') in_class = false;
-            out += rest[0];
-            ++i;
+            in_class = rest[0] == '[' || (in_class && rest[0] != ']');
+            out += spelling[i++];
         }
     }
     return out;
@@ -67,9 +61,8 @@ std::string message_of(int error) {
 }  // namespace
 
 std::optional<WordPattern> word_pattern(std::string_view regex) {
-    for (size_t i = 0; i < spellings.size(); ++i) {
+    for (size_t i = 0; i < spellings.size(); ++i)
         if (regex == spellings[i]) return static_cast<WordPattern>(i);
-    }
     return std::nullopt;
 }
 
@@ -79,25 +72,16 @@ struct Pretokenizer::Code {
     ~Code() { pcre2_code_free(regex); }
 };
 
-Pretokenizer::Pretokenizer(WordPattern pattern) : code_(std::make_unique<Code>()), pattern_(pattern) {
+Pretokenizer::Pretokenizer(WordPattern pattern) : code_(std::make_shared<Code>()), pattern_(pattern) {
     const std::string text = for_pcre2(spellings[static_cast<size_t>(pattern)]);
     int error = 0;
     PCRE2_SIZE offset = 0;
-    code_->regex = pcre2_compile(reinterpret_cast<PCRE2_SPTR>(text.data()), text.size(), PCRE2_UTF | PCRE2_UCP, &error,
-                                 &offset, nullptr);
-    if (code_->regex == nullptr) {
-        throw Problem(
-            Exit::data,
-            fmt::format("this machine's PCRE2 refuses the tokenizer's pattern at position {}: {}; PCRE2 10.40 "
-                        "or newer is needed",
-                        offset, message_of(error)));
-    }
+    code_->regex = pcre2_compile(reinterpret_cast<PCRE2_SPTR>(text.data()), text.size(), PCRE2_UTF | PCRE2_UCP, &error, &offset, nullptr);
+    if (code_->regex == nullptr)
+        refuse(Exit::data, "this machine's PCRE2 refuses the tokenizer's pattern at position {}: {}; PCRE2 10.40 or newer is needed", offset,
+               message_of(error));
     code_->jit = pcre2_jit_compile(code_->regex, PCRE2_JIT_COMPLETE) == 0;
 }
-
-Pretokenizer::~Pretokenizer() = default;
-Pretokenizer::Pretokenizer(Pretokenizer&&) noexcept = default;
-Pretokenizer& Pretokenizer::operator=(Pretokenizer&&) noexcept = default;
 
 struct WordScanner::Match {
     const Pretokenizer::Code& code;
@@ -123,12 +107,9 @@ bool WordScanner::next(std::string_view& word) {
     if (position_ == text_.size()) return false;
     const auto* subject = reinterpret_cast<PCRE2_SPTR>(text_.data());
     const auto match = match_->code.jit ? pcre2_jit_match : pcre2_match;
-    const int found =
-        match(match_->code.regex, subject, text_.size(), position_, PCRE2_NO_UTF_CHECK, match_->data, match_->context);
-    if (found < 0) {
-        throw Problem(Exit::data, fmt::format("the tokenizer's pattern failed at byte {} of {} bytes of text: {}",
-                                              position_, text_.size(), message_of(found)));
-    }
+    const int found = match(match_->code.regex, subject, text_.size(), position_, PCRE2_NO_UTF_CHECK, match_->data, match_->context);
+    if (found < 0)
+        refuse(Exit::data, "the tokenizer's pattern failed at byte {} of {} bytes of text: {}", position_, text_.size(), message_of(found));
     // Every code point belongs to some alternative of each pattern, so words leave no gaps.
     const PCRE2_SIZE* bounds = pcre2_get_ovector_pointer(match_->data);
     TRIFOLD_ASSERT(bounds[0] == position_ && bounds[1] > position_);

@@ -1,9 +1,8 @@
 // data/pretokenizer.h   Cuts text into words before byte-pair merging: the pre-tokenizers of GPT-2, Llama-3 and Qwen2.
 //
-// Results must equal those of the `tokenizers` package, whose patterns run through another engine with its own Unicode
-// tables. So \s is spelt out as the property White_Space (PCRE2's \s has U+180E as well), and \p{L} and \p{N} are
-// extended by what Unicode 15 and 16 added, so that the system's PCRE2 (Unicode 14 in Debian 12) does not change a data
-// set.
+// Results must equal those of the `tokenizers` package, whose patterns run through another engine with its own Unicode tables. So \s is spelt
+// out as the property White_Space (PCRE2's \s has U+180E as well), and \p{L} and \p{N} are extended by what Unicode 15 and 16 added, so that
+// the system's PCRE2 (Unicode 14 in Debian 12) does not change a data set.
 #pragma once
 #include <cstddef>
 #include <cstdint>
@@ -16,22 +15,18 @@ namespace trifold {
 
 enum class WordPattern : uint8_t { gpt2, llama3, qwen2 };
 
-// The pattern that a tokenizer.json spells in this way, if we know it. Another spelling is another pattern: it is not
-// guessed.
+// The pattern that a tokenizer.json spells in this way, if we know it. Another spelling is another pattern: it is not guessed.
 std::optional<WordPattern> word_pattern(std::string_view regex);
 
 class Pretokenizer {
 public:
     explicit Pretokenizer(WordPattern pattern);
-    ~Pretokenizer();
-    Pretokenizer(Pretokenizer&&) noexcept;
-    Pretokenizer& operator=(Pretokenizer&&) noexcept;
     WordPattern pattern() const { return pattern_; }
 
 private:
     friend class WordScanner;
     struct Code;
-    std::unique_ptr<Code> code_;
+    std::shared_ptr<Code> code_;
     WordPattern pattern_;
 };
 

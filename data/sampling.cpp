@@ -16,8 +16,7 @@ uint64_t mix(uint64_t value) {
     return value ^ value >> 31;
 }
 
-Permutation::Permutation(uint64_t n, uint64_t key)
-    : n_(n), key_(key), half_bits_(std::max(1, (static_cast<int>(std::bit_width(n - 1)) + 1) / 2)) {
+Permutation::Permutation(uint64_t n, uint64_t key) : n_(n), key_(key), half_bits_(std::max(1, (static_cast<int>(std::bit_width(n - 1)) + 1) / 2)) {
     TRIFOLD_ASSERT(n > 0 && n < uint64_t{1} << 62);
 }
 
@@ -58,10 +57,7 @@ Blend::Choice Blend::next() {
     const int source = weights_.size() == 1 ? 0 : choose();
     const int64_t index = counts_[source]++;
     ++position_;
-    if (weights_.size() > 1 && position_ % snapshot_every == 0 &&
-        position_ / snapshot_every == std::ssize(snapshots_)) {
-        snapshots_.push_back(counts_);
-    }
+    if (weights_.size() > 1 && position_ % snapshot_every == 0 && position_ / snapshot_every == std::ssize(snapshots_)) snapshots_.push_back(counts_);
     return {source, index};
 }
 

@@ -1,5 +1,4 @@
-// data/sampling.h   Which sample comes when: pure functions of (seed, position), so that nothing has to be saved or
-// exchanged.
+// data/sampling.h   Which sample comes when: pure functions of (seed, position), so that nothing has to be saved or exchanged.
 #pragma once
 #include <cstdint>
 #include <vector>
@@ -27,9 +26,8 @@ private:
 // furthest behind its share, argmax_d (w_d * max(i, 1) - count_d), the first one of equals. Weights are scaled to
 // sum 1.
 //
-// The counts before sample i follow from i alone, but only by counting: seek(i) replays from the last of its snapshots,
-// about 2 ns * sources per sample (1 s for 10^8 samples of 5 sources), once when a run resumes. One source costs
-// nothing.
+// The counts before sample i follow from i alone, but only by counting: seek(i) replays from the last of its snapshots, about 2 ns *
+// sources per sample (1 s for 10^8 samples of 5 sources), once when a run resumes. One source costs nothing.
 class Blend {
 public:
     explicit Blend(std::vector<double> weights);

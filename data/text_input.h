@@ -12,11 +12,7 @@
 
 namespace trifold {
 
-enum class TextKind : uint8_t {
-    by_name,
-    text,
-    jsonl
-};  // by_name: .jsonl and .ndjson (with .gz) are JSONL, others text
+enum class TextKind : uint8_t { by_name, text, jsonl };  // by_name: .jsonl and .ndjson (with .gz) are JSONL, others text
 
 struct TextFile {
     std::string path;
@@ -41,9 +37,8 @@ struct TextChunk {
 };
 
 struct ChunkOptions {
-    // Share of the text for validation, 0 <= share < 1. Documents go there evenly spread, by their number. A text file
-    // of at least `large_file` bytes, or one that is alone, gives its end instead, so that both parts have something of
-    // it.
+    // Share of the text for validation, 0 <= share < 1. Documents go there evenly spread, by their number. A text file of at least
+    // `large_file` bytes, or one that is alone, gives its end instead, so that both parts have something of it.
     double validation = 0;
     int64_t large_file = int64_t{1} << 20;
     int64_t chunk_bytes = int64_t{1} << 20;
@@ -65,19 +60,13 @@ private:
     size_t read_to_cut(int64_t document_end);
     bool next_text(TextChunk& chunk);
     bool next_lines(TextChunk& chunk);
-    bool has_own_tail(const TextFile& file) const;
 
     const std::vector<TextFile>& files_;
     const Tokenizer& tokenizer_;
     ChunkOptions options_;
     std::unique_ptr<Source> source_;  // the file being read
     size_t next_file_ = 0;
-    std::string pending_;  // read, not given out
-    int64_t offset_ = 0;   // of pending_ in the file
-    int64_t line_ = 1, document_ = 0;
-    int64_t tail_ = -1;       // where the file's validation part begins; -1: it has none
-    bool begins_ = true;      // the next chunk begins a document
-    bool text_done_ = false;  // the last document of a text file was given out
+    int64_t document_ = 0;
     int64_t finished_bytes_ = 0;
 };
 

@@ -1,12 +1,9 @@
 // data/token_file.h   Files of token ids: llm.c's .bin and Megatron's .bin with .idx, read in place through mmap.
 //
-//   llm.c      256 x int32 header (magic, version, tokens, zeros), then the ids: 20240520, version 1: u16;
-//              20240801, version 7 (Llama-3): u32. At most 2^31 - 1 tokens a file. A document ends with an id that the
-//              file does not name.
-//   Megatron   .bin: ids back to back. .idx: 9 bytes "MMIDIDX\0\0", u64 version = 1, u8 type, u64 sequences S, u64
-//   entries D of
-//              the document list, i32[S] tokens, i64[S] byte offsets, i64[D] the sequence with which each document
-//              begins, and S last. Nothing is aligned.
+//   llm.c      256 x int32 header (magic, version, tokens, zeros), then the ids: 20240520, version 1: u16; 20240801, version 7 (Llama-3): u32.
+//              At most 2^31 - 1 tokens a file. A document ends with an id that the file does not name.
+//   Megatron   .bin: ids back to back. .idx: 9 bytes "MMIDIDX\0\0", u64 version = 1, u8 type, u64 sequences S, u64 entries D of the document
+//              list, i32[S] tokens, i64[S] byte offsets, i64[D] the sequence with which each document begins, and S last. Nothing is aligned.
 //
 // All counts and offsets are 64 bits wide. A malformed file is a Problem(Exit::data), found when it is opened.
 #pragma once
@@ -16,7 +13,7 @@
 #include <string>
 #include <vector>
 
-#include "data/file_io.h"
+#include "base/file.h"
 
 namespace trifold {
 
@@ -49,8 +46,7 @@ public:
     TokenFormat format() const { return index_ ? TokenFormat::megatron : TokenFormat::llmc; }
     TokenType type() const { return type_; }
     int64_t tokens() const { return tokens_; }
-    // Ids of tokens [first, first + out.size()). Those that do not fit come out as the nearest int32 (no vocabulary has
-    // it).
+    // Ids of tokens [first, first + out.size()). Those that do not fit come out as the nearest int32 (no vocabulary has it).
     void read(int64_t first, std::span<int32_t> out) const;
     int64_t at(int64_t token) const;  // one id, exactly as stored
     int64_t byte_offset(int64_t token) const { return first_byte_ + token * size_of(type_); }
@@ -73,10 +69,9 @@ private:
     void check_sequences() const;
     void check_documents() const;
     int64_t document_start(int64_t document) const;
-    [[noreturn]] void refuse(const std::string& path, const std::string& why) const;
 
-    DataFile bin_;
-    std::optional<DataFile> index_;
+    MappedFile bin_;
+    std::optional<MappedFile> index_;
     TokenType type_ = TokenType::u16;
     int64_t tokens_ = 0;
     int64_t first_byte_ = 0;                        // of the ids in bin_
@@ -84,8 +79,10 @@ private:
     int64_t offsets_at_ = 0, documents_at_ = 0;     // bytes of index_
 };
 
-// The token files of one data source: a path as above or a glob, in the order of their names. None, or a folder: a
-// Problem.
+// xxh3 of the size, both ends and blocks between them: tells data sets apart at the price of a few page faults.
+uint64_t sampled_hash(const MappedFile& file);
+
+// The token files of one data source: a path as above or a glob, in the order of their names. None, or a folder: a Problem.
 std::vector<TokenFile> open_token_files(const std::string& path_or_glob);
 
 }  // namespace trifold

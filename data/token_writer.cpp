@@ -1,29 +1,25 @@
 // data/token_writer.cpp
 #include "data/token_writer.h"
 
-#include <fmt/format.h>
-
 #include <algorithm>
 #include <array>
 #include <filesystem>
 #include <limits>
 
-#include "base/error.h"
+#include "base/refuse.h"
 
 namespace trifold {
-
 namespace {
 
 constexpr int64_t max_sequence = std::numeric_limits<int32_t>::max();  // lengths in .idx are int32
 
 template <class T>
-void write_as(StreamedFile& file, std::span<const int32_t> ids) {
+void write_as(OutputFile& file, std::span<const int32_t> ids) {
     std::array<T, 4096> block;
     while (!ids.empty()) {
         const size_t some = std::min(ids.size(), block.size());
         for (size_t i = 0; i < some; ++i) {
-            TRIFOLD_ASSERT(ids[i] >= 0 &&
-                           static_cast<int64_t>(ids[i]) <= static_cast<int64_t>(std::numeric_limits<T>::max()));
+            TRIFOLD_ASSERT(ids[i] >= 0 && static_cast<int64_t>(ids[i]) <= static_cast<int64_t>(std::numeric_limits<T>::max()));
             block[i] = static_cast<T>(ids[i]);
         }
         file.write(block.data(), static_cast<int64_t>(some * sizeof(T)));
@@ -40,25 +36,13 @@ TokenType token_type_for(TokenFormat format, int64_t vocab_size) {
 
 TokenWriter::TokenWriter(WriterOptions options) : options_(std::move(options)) {
     TRIFOLD_ASSERT(options_.shard_tokens > 0 && options_.shard_tokens <= LlmcHeader::max_tokens);
-    refuse_older_shards();
-    if (options_.format == TokenFormat::megatron) index_ = std::make_unique<StreamedFile>(options_.prefix + ".idx");
+    // They might be anybody's, so they are not removed, but a glob would read them together with what is written now.
+    for (const char* number : {"_000000.bin", "_000001.bin"})
+        if (std::filesystem::exists(options_.prefix + number))
+            refuse(Exit::data, "{}{} exists and looks like a shard of an earlier output of this name; move it away, or choose another --out",
+                   options_.prefix, number);
+    if (options_.format == TokenFormat::megatron) index_ = std::make_unique<NewFile>(options_.prefix + ".idx");
     open_shard();
-}
-
-TokenWriter::~TokenWriter() = default;
-
-// They might be anybody's, so they are not removed, but a glob would read them together with what is written now.
-void TokenWriter::refuse_older_shards() const {
-    for (int s = 0; s < 2; ++s) {
-        const std::string older = fmt::format("{}_{:06}.bin", options_.prefix, s);
-        if (std::filesystem::exists(older)) {
-            throw Problem(
-                Exit::data,
-                fmt::format("{} exists and looks like a shard of an earlier output of this name; move it away, or "
-                            "choose another --out",
-                            older));
-        }
-    }
 }
 
 std::string TokenWriter::shard_name(size_t shard) const {
@@ -66,89 +50,55 @@ std::string TokenWriter::shard_name(size_t shard) const {
 }
 
 void TokenWriter::open_shard() {
-    Shard shard;
     // The first shard may turn out to be the only one, so its temporary name is PREFIX.bin.tmp in any case.
-    const std::string name =
-        shards_.empty() ? options_.prefix : fmt::format("{}_{:06}", options_.prefix, shards_.size());
-    shard.bin = std::make_unique<StreamedFile>(name + ".bin");
+    const std::string name = shards_.empty() ? options_.prefix : fmt::format("{}_{:06}", options_.prefix, shards_.size());
+    Shard& shard = shards_.emplace_back();
+    shard.bin = std::make_unique<NewFile>(name + ".bin");
     if (options_.mask) shard.mask = std::make_unique<MaskWriter>(name + ".mask");
-    if (options_.format == TokenFormat::llmc) {
-        std::array<int32_t, 256> header{};  // filled in by close_shard
-        shard.bin->put(header);
-    }
-    shards_.push_back(std::move(shard));
+    if (!index_) shard.bin->out.put(std::array<int32_t, 256>{});  // the header, filled in by close_shard
 }
 
 void TokenWriter::close_shard() {
     Shard& shard = shards_.back();
-    if (options_.format == TokenFormat::llmc) {
+    if (!index_) {
         const bool wide = options_.type == TokenType::u32;
         const std::array<int32_t, 3> header = {wide ? LlmcHeader::magic_u32 : LlmcHeader::magic_u16,
-                                               wide ? LlmcHeader::version_u32 : LlmcHeader::version_u16,
-                                               static_cast<int32_t>(shard.tokens)};
-        shard.bin->patch(0, header.data(), sizeof(header));
+                                               wide ? LlmcHeader::version_u32 : LlmcHeader::version_u16, static_cast<int32_t>(shard.tokens)};
+        shard.bin->out.patch(0, header.data(), sizeof(header));
     }
-    shard.bin->finish();
+    shard.bin->out.finish();
     if (shard.mask) shard.mask->finish();
 }
 
 void TokenWriter::append(std::span<const int32_t> ids, std::span<const uint8_t> prompt) {
     TRIFOLD_ASSERT(prompt.empty() || (prompt.size() == ids.size() && options_.mask));
+    const auto write = options_.type == TokenType::u16   ? write_as<uint16_t>
+                       : options_.type == TokenType::u32 ? write_as<uint32_t>
+                                                         : write_as<int32_t>;
     open_document_ += std::ssize(ids);
+    tokens_ += std::ssize(ids);
+    prompt_tokens_ += std::count(prompt.begin(), prompt.end(), uint8_t{1});
     while (!ids.empty()) {
-        int64_t some = std::ssize(ids);
-        if (options_.format == TokenFormat::llmc) {
-            if (shards_.back().tokens == options_.shard_tokens) close_shard(), open_shard();
-            some = std::min(some, options_.shard_tokens - shards_.back().tokens);
-        }
-        const auto count = static_cast<size_t>(some);
+        if (!index_ && shards_.back().tokens == options_.shard_tokens) close_shard(), open_shard();
         Shard& shard = shards_.back();
-        write_ids(ids.first(count));
-        if (shard.mask && prompt.empty()) shard.mask->append_targets(some);
+        const int64_t some = index_ ? std::ssize(ids) : std::min(std::ssize(ids), options_.shard_tokens - shard.tokens);
+        write(shard.bin->out, ids.first(static_cast<size_t>(some)));
         if (!prompt.empty()) {
-            shard.mask->append(prompt.first(count));
-            prompt_tokens_ += std::count(prompt.begin(), prompt.begin() + some, uint8_t{1});
-            prompt = prompt.subspan(count);
+            shard.mask->append(prompt.first(static_cast<size_t>(some)));
+            prompt = prompt.subspan(static_cast<size_t>(some));
+        } else if (shard.mask) {
+            shard.mask->append_targets(some);
         }
         shard.tokens += some;
-        tokens_ += some;
-        if (options_.format == TokenFormat::megatron) extend_sequence(some);
-        ids = ids.subspan(count);
-    }
-}
-
-void TokenWriter::write_ids(std::span<const int32_t> ids) {
-    StreamedFile& file = *shards_.back().bin;
-    switch (options_.type) {
-        case TokenType::u16:
-            return write_as<uint16_t>(file, ids);
-        case TokenType::u32:
-            return write_as<uint32_t>(file, ids);
-        case TokenType::i32:
-            return write_as<int32_t>(file, ids);
-        default:
-            TRIFOLD_ASSERT(!"a type that is read, but never written");
+        ids = ids.subspan(static_cast<size_t>(some));
     }
 }
 
 // A document of more than 2^31 - 1 tokens becomes several sequences, which the document list allows.
-void TokenWriter::extend_sequence(int64_t tokens) {
-    while (open_sequence_ + tokens > max_sequence) {
-        tokens -= max_sequence - open_sequence_;
-        open_sequence_ = max_sequence;
-        close_sequence();
-    }
-    open_sequence_ += tokens;
-}
-
-void TokenWriter::close_sequence() {
-    sequence_tokens_.push_back(static_cast<int32_t>(open_sequence_));
-    open_sequence_ = 0;
-}
-
 void TokenWriter::end_document() {
-    if (options_.format == TokenFormat::megatron) {
-        close_sequence();
+    if (index_) {
+        for (; open_document_ > max_sequence; open_document_ -= max_sequence) sequence_tokens_.push_back(max_sequence);
+        sequence_tokens_.push_back(static_cast<int32_t>(open_document_));
         document_sequences_.push_back(std::ssize(sequence_tokens_));
     }
     open_document_ = 0;
@@ -156,19 +106,20 @@ void TokenWriter::end_document() {
 }
 
 void TokenWriter::write_index() {
-    index_->write(MegatronIndex::magic, MegatronIndex::magic_bytes);
-    index_->put(MegatronIndex::version);
-    index_->put(static_cast<uint8_t>(options_.type));
-    index_->put(static_cast<uint64_t>(sequence_tokens_.size()));
-    index_->put(static_cast<uint64_t>(document_sequences_.size()));
-    index_->write(sequence_tokens_.data(), std::ssize(sequence_tokens_) * 4);
+    OutputFile& out = index_->out;
+    out.write(MegatronIndex::magic, MegatronIndex::magic_bytes);
+    out.put(MegatronIndex::version);
+    out.put(options_.type);
+    out.put(static_cast<uint64_t>(sequence_tokens_.size()));
+    out.put(static_cast<uint64_t>(document_sequences_.size()));
+    out.write(sequence_tokens_.data(), std::ssize(sequence_tokens_) * 4);
     int64_t offset = 0;
     for (const int32_t tokens : sequence_tokens_) {
-        index_->put(offset);
+        out.put(offset);
         offset += tokens * size_of(options_.type);
     }
-    index_->write(document_sequences_.data(), std::ssize(document_sequences_) * 8);
-    index_->finish();
+    out.write(document_sequences_.data(), std::ssize(document_sequences_) * 8);
+    out.finish();
 }
 
 void TokenWriter::finish() {
@@ -179,13 +130,13 @@ void TokenWriter::finish() {
 
 void TokenWriter::commit() {
     // What has these names now is replaced, or would be taken for a part of this output.
-    if (!index_) remove_if_present(options_.prefix + ".idx");
-    if (shards_.size() > 1) remove_if_present(options_.prefix + ".bin");
+    if (!index_) std::remove((options_.prefix + ".idx").c_str());
+    if (shards_.size() > 1) std::remove((options_.prefix + ".bin").c_str());
     for (size_t s = 0; s < shards_.size(); ++s) {
-        const std::string name = shard_name(s);
-        if (prompt_tokens_ == 0) remove_if_present(name + ".mask");
-        shards_[s].bin->commit_as(name + ".bin");
-        if (prompt_tokens_ > 0) shards_[s].mask->commit_as(name + ".mask");
+        const std::string mask = shard_name(s) + ".mask";
+        if (prompt_tokens_ == 0) std::remove(mask.c_str());
+        shards_[s].bin->commit_as(shard_name(s) + ".bin");
+        if (prompt_tokens_ > 0) shards_[s].mask->commit_as(mask);
     }
     if (index_) index_->commit_as(options_.prefix + ".idx");
 }

@@ -1,9 +1,7 @@
-// data/token_writer.h   Streams tokens into PREFIX.bin (llm.c) or PREFIX.bin and PREFIX.idx (Megatron), with
-// PREFIX.mask on demand.
+// data/token_writer.h   Streams tokens into PREFIX.bin (llm.c) or PREFIX.bin and PREFIX.idx (Megatron), with PREFIX.mask on demand.
 //
-// An llm.c file holds at most 2^31 - 1 tokens, because its header counts in 32 bits. Longer output becomes shards
-// PREFIX_000000.bin, PREFIX_000001.bin ... which a glob (PREFIX_*.bin) reads as one. Nothing has its final name before
-// commit().
+// An llm.c file holds at most 2^31 - 1 tokens, because its header counts in 32 bits. Longer output becomes shards PREFIX_000000.bin,
+// PREFIX_000001.bin ... which a glob (PREFIX_*.bin) reads as one. Nothing has its final name before commit().
 #pragma once
 #include <cstdint>
 #include <memory>
@@ -11,8 +9,8 @@
 #include <string>
 #include <vector>
 
-#include "data/file_io.h"
 #include "data/mask_file.h"
+#include "data/new_file.h"
 #include "data/token_file.h"
 
 namespace trifold {
@@ -31,14 +29,12 @@ struct WriterOptions {
 class TokenWriter {
 public:
     explicit TokenWriter(WriterOptions options);
-    ~TokenWriter();
     // `prompt` has one byte per id, or none: no prompt.
     void append(std::span<const int32_t> ids, std::span<const uint8_t> prompt = {});
     void end_document();
     // Everything is on the disk, under temporary names. Closes a document that was left open.
     void finish();
-    // Gives the files their names. What had them is replaced; an .idx or .mask that does not belong to the new .bin
-    // disappears.
+    // Gives the files their names. What had them is replaced; an .idx or .mask that does not belong to the new .bin disappears.
     void commit();
 
     int64_t tokens() const { return tokens_; }
@@ -49,25 +45,20 @@ public:
 
 private:
     struct Shard {
-        std::unique_ptr<StreamedFile> bin;
+        std::unique_ptr<NewFile> bin;
         std::unique_ptr<MaskWriter> mask;
         int64_t tokens = 0;
     };
-    void refuse_older_shards() const;
     void open_shard();
     void close_shard();
-    void write_ids(std::span<const int32_t> ids);
-    void extend_sequence(int64_t tokens);
-    void close_sequence();
     void write_index();
     std::string shard_name(size_t shard) const;  // without .bin; final only after the last shard was opened
 
     WriterOptions options_;
     std::vector<Shard> shards_;
-    std::unique_ptr<StreamedFile> index_;
+    std::unique_ptr<NewFile> index_;
     std::vector<int32_t> sequence_tokens_;  // Megatron
     std::vector<int64_t> document_sequences_{0};
-    int64_t open_sequence_ = 0;  // tokens of the sequence that is not closed yet
     int64_t open_document_ = 0;  // tokens of the document that is not closed yet
     int64_t tokens_ = 0, documents_ = 0, prompt_tokens_ = 0;
 };

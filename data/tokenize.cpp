@@ -1,26 +1,23 @@
 // data/tokenize.cpp
 #include "data/tokenize.h"
 
-#include <fmt/format.h>
-
 #include <algorithm>
 #include <array>
-#include <condition_variable>
 #include <deque>
 #include <future>
+#include <limits>
 #include <memory>
-#include <mutex>
 #include <thread>
 
 #include "base/cpus.h"
-#include "base/error.h"
+#include "base/queue.h"
+#include "base/refuse.h"
 #include "base/text.h"
 #include "data/json_document.h"
 #include "data/token_writer.h"
 #include "data/utf8.h"
 
 namespace trifold {
-
 namespace {
 
 // The documents of one chunk that go to one output.
@@ -38,11 +35,7 @@ struct EncodedChunk {
 class ChunkEncoder {
 public:
     ChunkEncoder(const Tokenizer& tokenizer, const TokenizeOptions& options, double validation)
-        : tokenizer_(tokenizer),
-          encoder_(tokenizer),
-          options_(options),
-          validation_(validation),
-          end_(tokenizer.end_of_document()) {}
+        : tokenizer_(tokenizer), encoder_(tokenizer), options_(options), validation_(validation), end_(tokenizer.end_of_document()) {}
 
     EncodedChunk encode(const TextChunk& chunk) {
         EncodedChunk out;
@@ -52,9 +45,15 @@ public:
 
 private:
     Encoded& part_of(Part part, int64_t document, EncodedChunk& out) const {
-        const bool validation =
-            part == Part::validation || (part == Part::by_number && is_validation_document(document, validation_));
+        const bool validation = part == Part::validation || (part == Part::by_number && is_validation_document(document, validation_));
         return out.part[validation ? 1 : 0];
+    }
+
+    static void check_utf8(const TextChunk& chunk, const char* advice) {
+        const size_t bad = invalid_utf8(chunk.text);
+        if (bad != std::string::npos)
+            refuse(Exit::data, "{} is not UTF-8 at byte offset {} (0x{:02x}); {}", chunk.file->path, chunk.offset + static_cast<int64_t>(bad),
+                   static_cast<uint8_t>(chunk.text[bad]), advice);
     }
 
     void encode_text(const TextChunk& chunk, EncodedChunk& out) {
@@ -64,7 +63,7 @@ private:
         }
         Encoded& part = part_of(chunk.part, chunk.first_document, out);
         if (chunk.begins_document) part.ids = tokenizer_.document_prefix();
-        if (!tokenizer_.is_bytes()) check_utf8(chunk);
+        if (!tokenizer_.is_bytes()) check_utf8(chunk, "convert the file, or take the byte tokenizer, which takes any input");
         encoder_.encode(chunk.text, part.ids, options_.special);
         if (chunk.ends_document) {
             part.ids.push_back(end_);
@@ -72,23 +71,8 @@ private:
         }
     }
 
-    void check_utf8(const TextChunk& chunk) const {
-        const size_t bad = invalid_utf8(chunk.text);
-        if (bad == std::string::npos) return;
-        throw Problem(
-            Exit::data,
-            fmt::format(
-                "{} is not UTF-8 at byte offset {} (0x{:02x}); convert the file, or take the byte tokenizer, which "
-                "takes any input",
-                chunk.file->path, chunk.offset + static_cast<int64_t>(bad), static_cast<uint8_t>(chunk.text[bad])));
-    }
-
     void encode_lines(const TextChunk& chunk, EncodedChunk& out) {
-        if (const size_t bad = invalid_utf8(chunk.text); bad != std::string::npos) {
-            throw Problem(Exit::data, fmt::format("{} is not UTF-8 at byte offset {} (0x{:02x}); JSON must be UTF-8",
-                                                  chunk.file->path, chunk.offset + static_cast<int64_t>(bad),
-                                                  static_cast<uint8_t>(chunk.text[bad])));
-        }
+        check_utf8(chunk, "JSON must be UTF-8");
         int64_t number = 0;
         for (size_t begin = 0; begin < chunk.text.size(); ++number) {
             const size_t end = std::min(chunk.text.find('\n', begin), chunk.text.size());
@@ -98,24 +82,21 @@ private:
             try {
                 encode_document(line, part_of(chunk.part, chunk.first_document + number, out), out);
             } catch (const Problem& problem) {
-                throw Problem(problem.code(), fmt::format("{} line {}: {}", chunk.file->path, chunk.first_line + number,
-                                                          problem.what()));
+                refuse(problem.code(), "{} line {}: {}", chunk.file->path, chunk.first_line + number, problem.what());
             }
         }
     }
 
     void encode_document(std::string_view line, Encoded& part, EncodedChunk& out) {
-        const std::vector<Segment> segments =
-            parse_json_document(line, tokenizer_, {options_.text_key, options_.special});
+        const std::vector<Segment> segments = parse_json_document(line, tokenizer_, options_.text_key, options_.special);
         if (segments.empty()) {
             ++out.empty_documents;
             return;
         }
-        const bool has_prompt =
-            std::any_of(segments.begin(), segments.end(), [](const Segment& s) { return s.prompt; });
+        const bool has_prompt = std::any_of(segments.begin(), segments.end(), [](const Segment& s) { return s.prompt; });
         if (has_prompt) part.prompt.resize(part.ids.size(), 0);
         const auto close = [&](bool prompt) {
-            if (has_prompt || !part.prompt.empty()) part.prompt.resize(part.ids.size(), prompt ? 1 : 0);
+            if (!part.prompt.empty() || has_prompt) part.prompt.resize(part.ids.size(), prompt ? 1 : 0);
         };
         part.ids.insert(part.ids.end(), tokenizer_.document_prefix().begin(), tokenizer_.document_prefix().end());
         close(has_prompt);
@@ -138,50 +119,24 @@ private:
 // Threads that encode chunks in any order; each result is waited for through its future.
 class Workers {
 public:
-    Workers(int threads, const std::function<std::unique_ptr<ChunkEncoder>()>& make_encoder) {
+    Workers(int threads, const std::function<std::shared_ptr<ChunkEncoder>()>& make_encoder) {
         for (int t = 0; t < threads; ++t)
-            threads_.emplace_back([this, encoder = std::shared_ptr<ChunkEncoder>(make_encoder())] { work(*encoder); });
+            threads_.emplace_back([this, encoder = make_encoder()] {
+                while (std::optional<Task> task = tasks_.pop()) (*task)(*encoder);
+            });
     }
-    ~Workers() {
-        {
-            const std::lock_guard lock(mutex_);
-            stopping_ = true;
-            queue_.clear();
-        }
-        changed_.notify_all();
-        for (std::thread& thread : threads_) thread.join();
-    }
+    ~Workers() { tasks_.close(); }
     std::future<EncodedChunk> submit(TextChunk chunk) {
         Task task([chunk = std::move(chunk)](ChunkEncoder& encoder) { return encoder.encode(chunk); });
         std::future<EncodedChunk> result = task.get_future();
-        {
-            const std::lock_guard lock(mutex_);
-            queue_.push_back(std::move(task));
-        }
-        changed_.notify_one();
+        tasks_.push(std::move(task));
         return result;
     }
 
 private:
     using Task = std::packaged_task<EncodedChunk(ChunkEncoder&)>;
-    void work(ChunkEncoder& encoder) {
-        while (true) {
-            Task task;
-            {
-                std::unique_lock lock(mutex_);
-                changed_.wait(lock, [&] { return stopping_ || !queue_.empty(); });
-                if (stopping_) return;
-                task = std::move(queue_.front());
-                queue_.pop_front();
-            }
-            task(encoder);
-        }
-    }
-    std::mutex mutex_;
-    std::condition_variable changed_;
-    std::deque<Task> queue_;
-    bool stopping_ = false;
-    std::vector<std::thread> threads_;
+    Queue<Task> tasks_{std::numeric_limits<size_t>::max()};  // whoever submits limits what is under way
+    std::vector<std::jthread> threads_;
 };
 
 void write(const Encoded& encoded, TokenWriter& writer) {
@@ -199,43 +154,27 @@ void write(const Encoded& encoded, TokenWriter& writer) {
     append(ids.size());
 }
 
+// The prefix of each output: one, or a training and a validation part.
+std::vector<std::string> prefixes_of(const TokenizeOptions& options) {
+    if (options.validation > 0) return {options.prefix + "_train", options.prefix + "_val"};
+    return {options.prefix};
+}
+
 double validation_share(const TokenizeOptions& options, int64_t total_bytes) {
     const double wanted = options.validation;
     const double share = wanted < 1 ? wanted : wanted / static_cast<double>(std::max<int64_t>(total_bytes, 1));
-    if (!(share >= 0))
-        throw Problem(Exit::usage,
-                      fmt::format("--val {} is neither a share of the text nor a number of bytes", wanted));
-    if (share >= 1) {
-        throw Problem(
-            Exit::usage,
-            fmt::format("--val {} of {} bytes of text leaves nothing to train on: give a share below 1, or fewer bytes",
-                        wanted, with_commas(total_bytes)));
-    }
+    if (!(share >= 0)) refuse(Exit::usage, "--val {} is neither a share of the text nor a number of bytes", wanted);
+    if (share >= 1)
+        refuse(Exit::usage, "--val {} of {} bytes of text leaves nothing to train on: give a share below 1, or fewer bytes", wanted,
+               with_commas(total_bytes));
     return share;
 }
 
-std::vector<std::unique_ptr<TokenWriter>> make_writers(const TokenizeOptions& options, TokenType type, bool mask) {
-    std::vector<std::string> prefixes = {options.prefix};
-    if (options.validation > 0) prefixes = {options.prefix + "_train", options.prefix + "_val"};
-    std::vector<std::unique_ptr<TokenWriter>> writers;
-    for (const std::string& prefix : prefixes) {
-        writers.push_back(
-            std::make_unique<TokenWriter>(WriterOptions{prefix, options.format, type, options.shard_tokens, mask}));
-    }
-    return writers;
-}
-
 void check_parts(const TokenizeOptions& options, const std::vector<std::unique_ptr<TokenWriter>>& writers) {
-    if (writers[0]->tokens() == 0) {
-        throw Problem(Exit::data, fmt::format("there is no text in {}", join_words(options.inputs)));
-    }
-    if (writers.size() > 1 && writers[1]->tokens() == 0) {
-        throw Problem(
-            Exit::data,
-            fmt::format(
-                "--val {} gives no document to the validation part: {} documents are too few; give a larger share",
-                options.validation, writers[0]->documents()));
-    }
+    if (writers[0]->tokens() == 0) refuse(Exit::data, "there is no text in {}", join_words(options.inputs));
+    if (writers.back()->tokens() == 0)
+        refuse(Exit::data, "--val {} gives no document to the validation part: {} documents are too few; give a larger share", options.validation,
+               writers[0]->documents());
 }
 
 }  // namespace
@@ -248,11 +187,13 @@ TokenizeResult tokenize(const TokenizeOptions& options, const std::function<void
     const double validation = validation_share(options, state.bytes_total);
     const TokenType type = token_type_for(options.format, tokenizer.vocab_size());
     const bool any_jsonl = std::any_of(files.begin(), files.end(), [](const TextFile& file) { return file.jsonl; });
-    const auto writers = make_writers(options, type, any_jsonl);
+    std::vector<std::unique_ptr<TokenWriter>> writers;
+    for (const std::string& prefix : prefixes_of(options))
+        writers.push_back(std::make_unique<TokenWriter>(WriterOptions{prefix, options.format, type, options.shard_tokens, any_jsonl}));
 
     TokenizeResult result;
     const int threads = options.threads > 0 ? options.threads : usable_cpus();
-    Workers workers(threads, [&] { return std::make_unique<ChunkEncoder>(tokenizer, options, validation); });
+    Workers workers(threads, [&] { return std::make_shared<ChunkEncoder>(tokenizer, options, validation); });
     ChunkReader reader(files, tokenizer, {.validation = validation, .chunk_bytes = options.chunk_bytes});
     std::deque<std::future<EncodedChunk>> under_way;
     const auto write_first = [&] {
@@ -274,13 +215,11 @@ TokenizeResult tokenize(const TokenizeOptions& options, const std::function<void
     check_parts(options, writers);
     for (const auto& writer : writers) writer->finish();
     for (const auto& writer : writers) writer->commit();
-    for (size_t p = 0; p < writers.size(); ++p) {
+    for (size_t p = 0; p < writers.size(); ++p)
         result.outputs.push_back({writers.size() == 1 ? ""
                                   : p == 0            ? "train"
                                                       : "val",
-                                  writers[p]->files(), writers[p]->tokens(), writers[p]->documents(),
-                                  writers[p]->prompt_tokens()});
-    }
+                                  writers[p]->files(), writers[p]->tokens(), writers[p]->documents(), writers[p]->prompt_tokens()});
     result.input_files = std::ssize(files);
     result.input_bytes = state.bytes_total;
     result.vocab = tokenizer.vocab_size();

@@ -51,7 +51,6 @@ struct TokenizeResult {
 };
 
 // `progress` is called from the calling thread, often. Nothing is left behind when a Problem is thrown.
-TokenizeResult tokenize(const TokenizeOptions& options,
-                        const std::function<void(const TokenizeProgress&)>& progress = {});
+TokenizeResult tokenize(const TokenizeOptions& options, const std::function<void(const TokenizeProgress&)>& progress = {});
 
 }  // namespace trifold

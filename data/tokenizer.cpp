@@ -2,22 +2,19 @@
 // added tokens in the normalized text, prefix space, words, merges.
 #include "data/tokenizer.h"
 
-#include <fmt/format.h>
-
 #include <algorithm>
 #include <array>
 #include <limits>
 #include <optional>
 #include <utility>
 
-#include "base/error.h"
+#include "base/refuse.h"
 #include "data/bpe.h"
 #include "data/pretokenizer.h"
 #include "data/tokenizer_json.h"
 #include "data/utf8.h"
 
 namespace trifold {
-
 namespace {
 
 constexpr int32_t bytes_end = 256;
@@ -34,9 +31,9 @@ AddedTokens select(const TokenizerFile& file, bool normalized) {
 
 // A token that has white space in it or takes some from its neighbourhood may lie across any word break.
 bool crosses_word_breaks(const AddedToken& token) {
-    return token.lstrip || token.rstrip || std::any_of(token.content.begin(), token.content.end(), [](char c) {
-               return is_white_space(static_cast<uint8_t>(c));
-           });
+    return token.lstrip || token.rstrip ||
+           std::any_of(
+               token.content.begin(), token.content.end(), [](char c) { return is_white_space(static_cast<uint8_t>(c)); });
 }
 
 // What the byte-level BPE part of a tokenizer needs to encode.
@@ -62,78 +59,59 @@ struct BpeRules {
 
 struct Tokenizer::Tables {
     std::string name;
-    std::vector<std::string> pieces;
-    std::vector<AddedToken> added;
-    std::vector<int32_t> prefix;
+    TokenizerFile file;
     int32_t end = -1;
     std::optional<BpeRules> rules;  // none: bytes
 
     int32_t id_of(std::string_view token) const {
-        for (const AddedToken& added_token : added) {
-            if (added_token.content == token) return added_token.id;
-        }
+        for (const AddedToken& added : file.added)
+            if (added.content == token) return added.id;
         return -1;
     }
-    int32_t choose_end(const std::string& wanted, const std::vector<int32_t>& suffix) const;
+    int32_t choose_end(const std::string& wanted) const {
+        if (!wanted.empty()) {
+            const int32_t id = id_of(wanted);
+            if (id < 0) refuse(Exit::data, "tokenizer {} has no added token \"{}\" to end documents with", name, wanted);
+            return id;
+        }
+        if (!file.document_suffix.empty()) return file.document_suffix.back();
+        for (const char* usual : {"<|endoftext|>", "<|end_of_text|>", "</s>", "<eos>"})
+            if (const int32_t id = id_of(usual); id >= 0) return id;
+        return -1;
+    }
 };
 
-int32_t Tokenizer::Tables::choose_end(const std::string& wanted, const std::vector<int32_t>& suffix) const {
-    if (!wanted.empty()) {
-        const int32_t id = id_of(wanted);
-        if (id < 0) {
-            throw Problem(Exit::data,
-                          fmt::format("tokenizer {} has no added token \"{}\" to end documents with", name, wanted));
-        }
-        return id;
-    }
-    if (!suffix.empty()) return suffix.back();
-    for (const char* usual : {"<|endoftext|>", "<|end_of_text|>", "</s>", "<eos>"}) {
-        if (const int32_t id = id_of(usual); id >= 0) return id;
-    }
-    return -1;
-}
-
 Tokenizer Tokenizer::load(const std::string& name, const std::string& end_of_document) {
-    auto tables = std::make_unique<Tables>();
+    auto tables = std::make_shared<Tables>();
     tables->name = name;
     if (name == "bytes") {
-        if (!end_of_document.empty()) {
-            throw Problem(Exit::usage,
-                          fmt::format("the byte tokenizer ends documents with id {}; it has no token \"{}\"", bytes_end,
-                                      end_of_document));
-        }
-        for (int b = 0; b < 256; ++b) tables->pieces.emplace_back(1, static_cast<char>(b));
-        tables->pieces.emplace_back();
+        if (!end_of_document.empty())
+            refuse(Exit::usage, "the byte tokenizer ends documents with id {}; it has no token \"{}\"", bytes_end, end_of_document);
+        for (int b = 0; b < 256; ++b) tables->file.pieces.emplace_back(1, static_cast<char>(b));
+        tables->file.pieces.emplace_back();
         tables->end = bytes_end;
     } else {
-        TokenizerFile file = read_tokenizer_json(name);
-        tables->pieces = std::move(file.pieces);
-        tables->added = file.added;
-        tables->prefix = file.document_prefix;
-        tables->end = tables->choose_end(end_of_document, file.document_suffix);
-        tables->rules.emplace(file);
+        tables->file = read_tokenizer_json(name);
+        tables->end = tables->choose_end(end_of_document);
+        tables->rules.emplace(tables->file);
     }
     return Tokenizer(std::move(tables));
 }
 
-Tokenizer::Tokenizer(std::unique_ptr<const Tables> tables) : tables_(std::move(tables)) {}
-Tokenizer::~Tokenizer() = default;
-Tokenizer::Tokenizer(Tokenizer&&) noexcept = default;
-Tokenizer& Tokenizer::operator=(Tokenizer&&) noexcept = default;
+Tokenizer::Tokenizer(std::shared_ptr<const Tables> tables) : tables_(std::move(tables)) {}
 
 const std::string& Tokenizer::name() const { return tables_->name; }
 bool Tokenizer::is_bytes() const { return !tables_->rules; }
-int64_t Tokenizer::vocab_size() const { return std::ssize(tables_->pieces); }
-const std::vector<int32_t>& Tokenizer::document_prefix() const { return tables_->prefix; }
+int64_t Tokenizer::vocab_size() const { return std::ssize(tables_->file.pieces); }
+const std::vector<int32_t>& Tokenizer::document_prefix() const { return tables_->file.document_prefix; }
 int32_t Tokenizer::id_of(std::string_view token) const { return tables_->id_of(token); }
 
 int32_t Tokenizer::end_of_document() const {
     if (tables_->end >= 0) return tables_->end;
-    throw Problem(
-        Exit::data,
-        fmt::format("tokenizer {} does not say which token ends a document, and it has none of <|endoftext|>, "
-                    "<|end_of_text|>, </s>, <eos>; name one with --eod",
-                    tables_->name));
+    refuse(Exit::data,
+           "tokenizer {} does not say which token ends a document, and it has none of <|endoftext|>, <|end_of_text|>, </s>, <eos>; "
+           "name one with --eod",
+           tables_->name);
 }
 
 std::vector<int32_t> Tokenizer::encode(std::string_view text, SpecialText special) const {
@@ -144,7 +122,7 @@ std::vector<int32_t> Tokenizer::encode(std::string_view text, SpecialText specia
 
 std::string_view Tokenizer::piece(int32_t id) const {
     if (id < 0 || id >= vocab_size()) return {};
-    return tables_->pieces[static_cast<size_t>(id)];
+    return tables_->file.pieces[static_cast<size_t>(id)];
 }
 
 std::string Tokenizer::decode(std::span<const int32_t> ids) const {
@@ -159,9 +137,7 @@ size_t Tokenizer::last_cut(std::string_view text) const {
     if (!rules.cuttable) return 0;
     size_t cut = last_word_break(text, rules.pretokenizer.pattern());
     // The second part must not look like a text that needs a prefix space.
-    while (rules.prefix_space && cut > 0 && text[cut] != ' ') {
-        cut = last_word_break(text.substr(0, cut), rules.pretokenizer.pattern());
-    }
+    while (rules.prefix_space && cut > 0 && text[cut] != ' ') cut = last_word_break(text.substr(0, cut), rules.pretokenizer.pattern());
     return cut;
 }
 
@@ -170,10 +146,6 @@ struct Encoder::State {
     std::optional<WordScanner> words;
     std::optional<BpeEncoder> bpe;
 
-    void encode_bytes(std::string_view text, std::vector<int32_t>& ids) const {
-        ids.reserve(ids.size() + text.size());
-        for (const char c : text) ids.push_back(static_cast<uint8_t>(c));
-    }
     // Text without added tokens, normalized.
     void encode_words(std::string_view text, std::vector<int32_t>& ids) {
         std::string with_space;
@@ -181,16 +153,13 @@ struct Encoder::State {
         words->start(text);
         for (std::string_view word; words->next(word);) bpe->encode(word, ids);
     }
-    void encode_raw(std::string_view raw, std::vector<int32_t>& ids, SpecialText special) {
+    void encode(std::string_view raw, std::vector<int32_t>& ids, SpecialText special) {
+        const BpeRules& rules = *tables.rules;
         const auto append = [&](int32_t id) { ids.push_back(id); };
-        const auto split_normalized = [&](std::string_view text) {
-            tables.rules->normalized_tokens.split(
-                text, special, [&](std::string_view piece) { encode_words(piece, ids); }, append);
-        };
-        const auto normalize = [&](std::string_view text) {
-            tables.rules->normalizer == Normalizer::nfc ? split_normalized(nfc(text)) : split_normalized(text);
-        };
-        tables.rules->raw_tokens.split(raw, special, normalize, append);
+        const auto words_of = [&](std::string_view piece) { encode_words(piece, ids); };
+        const auto split = [&](std::string_view text) { rules.normalized_tokens.split(text, special, words_of, append); };
+        const auto normalize = [&](std::string_view text) { rules.normalizer == Normalizer::nfc ? split(nfc(text)) : split(text); };
+        rules.raw_tokens.split(raw, special, normalize, append);
     }
 };
 
@@ -203,18 +172,17 @@ Encoder::Encoder(const Tokenizer& tokenizer) : state_(new State{*tokenizer.table
 Encoder::~Encoder() = default;
 
 void Encoder::encode(std::string_view text, std::vector<int32_t>& ids, SpecialText special) {
-    if (!state_->tables.rules) return state_->encode_bytes(text, ids);
-    if (const size_t bad = invalid_utf8(text); bad != std::string_view::npos) {
-        throw Problem(Exit::data,
-                      fmt::format("text is not UTF-8 at byte offset {} (0x{:02x}); tokenizer {} needs UTF-8", bad,
-                                  static_cast<uint8_t>(text[bad]), state_->tables.name));
+    if (!state_->tables.rules) {
+        ids.reserve(ids.size() + text.size());
+        for (const char c : text) ids.push_back(static_cast<uint8_t>(c));
+        return;
     }
-    if (text.size() > static_cast<size_t>(std::numeric_limits<int32_t>::max())) {
-        throw Problem(
-            Exit::data,
-            fmt::format("a text of {} bytes is too long to be encoded at once; the limit is 2147483647", text.size()));
-    }
-    state_->encode_raw(text, ids, special);
+    if (const size_t bad = invalid_utf8(text); bad != std::string_view::npos)
+        refuse(Exit::data, "text is not UTF-8 at byte offset {} (0x{:02x}); tokenizer {} needs UTF-8", bad, static_cast<uint8_t>(text[bad]),
+               state_->tables.name);
+    if (text.size() > static_cast<size_t>(std::numeric_limits<int32_t>::max()))
+        refuse(Exit::data, "a text of {} bytes is too long to be encoded at once; the limit is 2147483647", text.size());
+    state_->encode(text, ids, special);
 }
 
 std::string StreamDecoder::push(int32_t id) {

@@ -1,9 +1,8 @@
 // data/tokenizer.h   Text to token ids and back.
 //
 //   bytes            257 ids: every byte is its own token, 256 ends a document. Needs no file, takes any input.
-//   tokenizer.json   byte-level BPE of a Hugging Face tokenizer.json, with the ids that the `tokenizers` package gives.
-//   What
-//                    the file asks for and we do not do exactly (tokenizer_json.h has the list) is refused.
+//   tokenizer.json   byte-level BPE of a Hugging Face tokenizer.json, with the ids that the `tokenizers` package gives. What the file asks
+//                    for and we do not do exactly (tokenizer_json.h has the list) is refused.
 //
 // A document is: prefix (the tokens that the file's post-processor puts first, Llama-3's <|begin_of_text|>), text, end.
 #pragma once
@@ -20,13 +19,9 @@ namespace trifold {
 
 class Tokenizer {
 public:
-    // `name` is "bytes" or the path of a tokenizer.json. `end_of_document` names the token that ends a document; when
-    // it is empty, the post-processor's last token does, or the first of <|endoftext|>, <|end_of_text|>, </s>, <eos>
-    // that exists.
+    // `name` is "bytes" or the path of a tokenizer.json. `end_of_document` names the token that ends a document; when it is empty, the
+    // post-processor's last token does, or the first of <|endoftext|>, <|end_of_text|>, </s>, <eos> that exists.
     static Tokenizer load(const std::string& name, const std::string& end_of_document = "");
-    ~Tokenizer();
-    Tokenizer(Tokenizer&&) noexcept;
-    Tokenizer& operator=(Tokenizer&&) noexcept;
 
     const std::string& name() const;
     bool is_bytes() const;
@@ -40,15 +35,14 @@ public:
     // The bytes of one token; empty for ids that have none. Bytes of one character may be spread over several tokens.
     std::string_view piece(int32_t id) const;
     std::string decode(std::span<const int32_t> ids) const;
-    // The last position where `text` can be cut so that both parts, encoded apart, give the ids of the whole; 0: none
-    // found.
+    // The last position where `text` can be cut so that both parts, encoded apart, give the ids of the whole; 0: none found.
     size_t last_cut(std::string_view text) const;
 
 private:
     friend class Encoder;
     struct Tables;
-    explicit Tokenizer(std::unique_ptr<const Tables> tables);
-    std::unique_ptr<const Tables> tables_;
+    explicit Tokenizer(std::shared_ptr<const Tables> tables);
+    std::shared_ptr<const Tables> tables_;
 };
 
 // Encodes texts, one after another, and remembers words. One per thread; the tokenizer must outlive it.
@@ -56,8 +50,7 @@ class Encoder {
 public:
     explicit Encoder(const Tokenizer& tokenizer);
     ~Encoder();
-    // Appends the ids. Text that is not UTF-8 is a Problem with the offset of its first bad byte (any text does for
-    // bytes).
+    // Appends the ids. Text that is not UTF-8 is a Problem with the offset of its first bad byte (any text does for bytes).
     void encode(std::string_view text, std::vector<int32_t>& ids, SpecialText special = SpecialText::match);
 
 private:

@@ -1,19 +1,16 @@
 // data/tokenizer_json.cpp
 #include "data/tokenizer_json.h"
 
-#include <fmt/format.h>
-
 #include <array>
 #include <filesystem>
 #include <fstream>
 #include <nlohmann/json.hpp>
 #include <unordered_map>
 
-#include "base/error.h"
+#include "base/refuse.h"
 #include "data/utf8.h"
 
 namespace trifold {
-
 namespace {
 
 using nlohmann::json;
@@ -52,18 +49,13 @@ class Reader {
 public:
     explicit Reader(const std::string& path) : path_(path) {
         std::error_code ignored;
-        if (std::filesystem::is_directory(path, ignored)) {
-            throw Problem(Exit::data, fmt::format("tokenizer {} is a folder; give the tokenizer.json in it", path));
-        }
+        if (std::filesystem::is_directory(path, ignored)) refuse("is a folder; give the tokenizer.json in it");
         std::ifstream in(path, std::ios::binary);
-        if (!in)
-            throw Problem(
-                Exit::data,
-                fmt::format("cannot open the tokenizer {}: give \"bytes\" or the path of a tokenizer.json", path));
+        if (!in) trifold::refuse(Exit::data, "cannot open the tokenizer {}: give \"bytes\" or the path of a tokenizer.json", path);
         try {
             root_ = json::parse(in);
         } catch (const json::exception& error) {
-            throw Problem(Exit::data, fmt::format("tokenizer {} is not JSON: {}", path, error.what()));
+            refuse("is not JSON: {}", error.what());
         }
         if (!root_.is_object() || !root_.contains("model")) refuse("has no \"model\": it is not a tokenizer.json");
     }
@@ -78,18 +70,20 @@ public:
             read_decoder();
             read_postprocessor();
         } catch (const json::exception& error) {
-            refuse(fmt::format("has an entry of an unexpected type: {}", error.what()));
+            refuse("has an entry of an unexpected type: {}", error.what());
         }
         return std::move(file_);
     }
 
 private:
-    [[noreturn]] void refuse(const std::string& why) const {
-        throw Problem(Exit::data, fmt::format("tokenizer {} {}", path_, why));
+    template <class... Args>
+    [[noreturn]] void refuse(fmt::format_string<Args...> why, Args&&... args) const {
+        trifold::refuse(Exit::data, "tokenizer {} {}", path_, fmt::format(why, std::forward<Args>(args)...));
     }
-    [[noreturn]] void unsupported(const std::string& what) const {
-        refuse(fmt::format("uses {}, which trifold does not do; it takes byte-level BPE as in GPT-2, Llama-3 and Qwen2",
-                           what));
+    template <class... Args>
+    [[noreturn]] void unsupported(fmt::format_string<Args...> what, Args&&... args) const {
+        refuse("uses {}, which trifold does not do; it takes byte-level BPE as in GPT-2, Llama-3 and Qwen2",
+               fmt::format(what, std::forward<Args>(args)...));
     }
 
     static const json& field(const json& object, const char* name) {
@@ -102,6 +96,11 @@ private:
         const json& value = field(object, name);
         return value.is_null() || value == false || value == "";
     }
+    // The entries of a "Sequence", or the one that stands alone; none for null.
+    static json steps_of(const json& object, const char* entries) {
+        if (object.is_null()) return json::array();
+        return type_of(object) == "Sequence" ? object.at(entries) : json::array({object});
+    }
     static std::string type_of(const json& object) { return object.value("type", std::string("?")); }
     static bool is_on(const json& object, const char* name, bool by_default) { return object.value(name, by_default); }
 
@@ -109,32 +108,28 @@ private:
         const json& model = root_["model"];
         // Files of older releases do not name the type; a list of merges is what makes it BPE.
         const std::string type = model.contains("type") ? type_of(model) : model.contains("merges") ? "BPE" : "?";
-        if (type != "BPE") unsupported(fmt::format("a model of type {}", type));
+        if (type != "BPE") unsupported("a model of type {}", type);
         const json& dropout = field(model, "dropout");
         if (!dropout.is_null() && dropout != 0.0) unsupported("BPE dropout");
-        for (const char* option : {"byte_fallback", "continuing_subword_prefix", "end_of_word_suffix"}) {
-            if (!off(model, option)) unsupported(fmt::format("the BPE option {}", option));
-        }
+        for (const char* option : {"byte_fallback", "continuing_subword_prefix", "end_of_word_suffix"})
+            if (!off(model, option)) unsupported("the BPE option {}", option);
         const json& vocab = model.at("vocab");
         ids_.reserve(vocab.size());
         for (const auto& [token, id] : vocab.items()) set_piece(token, id.get<int64_t>(), alphabet_.decode(token));
         for (int b = 0; b < 256; ++b) {
             const auto found = ids_.find(alphabet_.letter(b));
-            if (found == ids_.end())
-                refuse(fmt::format("has no token for the byte 0x{:02x}: it cannot encode every text", b));
+            if (found == ids_.end()) refuse("has no token for the byte 0x{:02x}: it cannot encode every text", b);
             file_.bpe.byte_ids[b] = found->second;
         }
-        if (!off(model, "ignore_merges")) {
+        if (!off(model, "ignore_merges"))
             for (const auto& [token, id] : ids_) file_.bpe.whole_words[alphabet_.decode(token)] = id;
-        }
     }
 
     void set_piece(const std::string& token, int64_t id, const std::string& bytes) {
-        if (id < 0 || id > (int64_t{1} << 24))
-            refuse(fmt::format("gives the token \"{}\" the id {}; ids are 0 to 16777216", token, id));
+        if (id < 0 || id > (int64_t{1} << 24)) refuse("gives the token \"{}\" the id {}; ids are 0 to 16777216", token, id);
         const auto index = static_cast<size_t>(id);
         if (index >= file_.pieces.size()) file_.pieces.resize(index + 1), taken_.resize(index + 1);
-        if (taken_[index]) refuse(fmt::format("gives two tokens the id {}; one of them is \"{}\"", id, token));
+        if (taken_[index]) refuse("gives two tokens the id {}; one of them is \"{}\"", id, token);
         taken_[index] = true;
         file_.pieces[index] = bytes;
         ids_.emplace(token, static_cast<int32_t>(id));
@@ -144,29 +139,23 @@ private:
         const json& merges = root_["model"].at("merges");
         file_.bpe.merges.reserve(merges.size());
         for (size_t rank = 0; rank < merges.size(); ++rank) {
-            std::string left, right;
+            std::vector<std::string> pair;
             if (merges[rank].is_string()) {
                 const auto text = merges[rank].get<std::string>();
                 const size_t space = text.find(' ');
-                if (space == std::string::npos || text.find(' ', space + 1) != std::string::npos) {
-                    refuse(fmt::format("has a merge that is not two tokens: \"{}\" (number {})", text, rank));
-                }
-                left = text.substr(0, space);
-                right = text.substr(space + 1);
-            } else {
-                if (!merges[rank].is_array() || merges[rank].size() != 2)
-                    refuse(fmt::format("has a merge that is not two tokens (number {})", rank));
-                left = merges[rank][0].get<std::string>();
-                right = merges[rank][1].get<std::string>();
+                if (space != std::string::npos && text.find(' ', space + 1) == std::string::npos)
+                    pair = {text.substr(0, space), text.substr(space + 1)};
+            } else if (merges[rank].is_array()) {
+                pair = merges[rank].get<std::vector<std::string>>();
             }
-            file_.bpe.merges.push_back({merge_id(left, rank), merge_id(right, rank), merge_id(left + right, rank)});
+            if (pair.size() != 2) refuse("has a merge that is not two tokens: {} (number {})", merges[rank].dump(), rank);
+            file_.bpe.merges.push_back({merge_id(pair[0], rank), merge_id(pair[1], rank), merge_id(pair[0] + pair[1], rank)});
         }
     }
 
     int32_t merge_id(const std::string& token, size_t rank) const {
         const auto found = ids_.find(token);
-        if (found == ids_.end())
-            refuse(fmt::format("has a merge (number {}) with \"{}\", which is not in its vocabulary", rank, token));
+        if (found == ids_.end()) refuse("has a merge (number {}) with \"{}\", which is not in its vocabulary", rank, token);
         return found->second;
     }
 
@@ -175,49 +164,39 @@ private:
             AddedToken token;
             token.content = entry.at("content").get<std::string>();
             const auto id = entry.at("id").get<int64_t>();
-            if (is_on(entry, "single_word", false))
-                unsupported(fmt::format("single_word in the added token \"{}\"", token.content));
+            if (is_on(entry, "single_word", false)) unsupported("single_word in the added token \"{}\"", token.content);
             token.special = is_on(entry, "special", false);
             token.normalized = is_on(entry, "normalized", !token.special);
             token.lstrip = is_on(entry, "lstrip", false);
             token.rstrip = is_on(entry, "rstrip", false);
             const auto known = ids_.find(token.content);
-            if (known == ids_.end()) {
+            if (known == ids_.end())
                 set_piece(token.content, id, token.content);
-            } else if (known->second != id) {
-                refuse(fmt::format("gives the token \"{}\" two ids, {} and {}", token.content, known->second, id));
-            } else {
+            else if (known->second != id)
+                refuse("gives the token \"{}\" two ids, {} and {}", token.content, known->second, id);
+            else
                 file_.pieces[static_cast<size_t>(id)] = token.content;
-            }
             token.id = static_cast<int32_t>(id);
             file_.added.push_back(std::move(token));
         }
     }
 
     void read_normalizer() {
-        const json& normalizer = field(root_, "normalizer");
-        if (normalizer.is_null()) return;
-        const bool sequence = type_of(normalizer) == "Sequence";
-        for (const json& step : sequence ? normalizer.at("normalizers") : json::array({normalizer})) {
-            if (type_of(step) != "NFC") unsupported(fmt::format("the normalizer {}", type_of(step)));
+        for (const json& step : steps_of(field(root_, "normalizer"), "normalizers")) {
+            if (type_of(step) != "NFC") unsupported("the normalizer {}", type_of(step));
             file_.normalizer = Normalizer::nfc;
         }
     }
 
     void read_pretokenizer() {
-        const json& pretokenizer = field(root_, "pre_tokenizer");
-        if (pretokenizer.is_null()) unsupported("no pre-tokenizer");
-        json steps =
-            type_of(pretokenizer) == "Sequence" ? pretokenizer.at("pretokenizers") : json::array({pretokenizer});
-        for (const json& step : steps) {
-            if (type_of(step) != "Split" && type_of(step) != "ByteLevel")
-                unsupported(fmt::format("the pre-tokenizer {}", type_of(step)));
-        }
+        if (field(root_, "pre_tokenizer").is_null()) unsupported("no pre-tokenizer");
+        const json steps = steps_of(field(root_, "pre_tokenizer"), "pretokenizers");
+        for (const json& step : steps)
+            if (type_of(step) != "Split" && type_of(step) != "ByteLevel") unsupported("the pre-tokenizer {}", type_of(step));
         if (steps.size() == 2 && type_of(steps[0]) == "Split" && type_of(steps[1]) == "ByteLevel") {
             read_split(steps[0]);
             // The prefix space would go before every word, a second pattern would run inside of every word.
-            if (is_on(steps[1], "add_prefix_space", true))
-                unsupported("a ByteLevel step with add_prefix_space after a Split");
+            if (is_on(steps[1], "add_prefix_space", true)) unsupported("a ByteLevel step with add_prefix_space after a Split");
             if (is_on(steps[1], "use_regex", true)) unsupported("a ByteLevel step with use_regex after a Split");
         } else if (steps.size() == 1 && type_of(steps[0]) == "ByteLevel") {
             if (!is_on(steps[0], "use_regex", true)) unsupported("a ByteLevel pre-tokenizer without use_regex");
@@ -231,47 +210,38 @@ private:
         const json& regex = field(split.at("pattern"), "Regex");
         if (!regex.is_string()) unsupported("a Split pre-tokenizer without a regular expression");
         const auto pattern = word_pattern(regex.get<std::string>());
-        if (!pattern) unsupported(fmt::format("an unknown word pattern, {}", regex.get<std::string>()));
-        if (split.value("behavior", std::string()) != "Isolated")
-            unsupported("a Split pre-tokenizer that is not \"Isolated\"");
+        if (!pattern) unsupported("an unknown word pattern, {}", regex.get<std::string>());
+        if (split.value("behavior", std::string()) != "Isolated") unsupported("a Split pre-tokenizer that is not \"Isolated\"");
         if (is_on(split, "invert", false)) unsupported("an inverted Split pre-tokenizer");
         file_.pattern = *pattern;
     }
 
     void read_decoder() {
         const json& decoder = field(root_, "decoder");
-        if (!decoder.is_null() && type_of(decoder) != "ByteLevel")
-            unsupported(fmt::format("the decoder {}", type_of(decoder)));
+        if (!decoder.is_null() && type_of(decoder) != "ByteLevel") unsupported("the decoder {}", type_of(decoder));
     }
 
     void read_postprocessor() {
-        const json& processor = field(root_, "post_processor");
-        if (processor.is_null()) return;
-        const bool sequence = type_of(processor) == "Sequence";
-        for (const json& step : sequence ? processor.at("processors") : json::array({processor})) {
+        for (const json& step : steps_of(field(root_, "post_processor"), "processors")) {
             if (type_of(step) == "ByteLevel") continue;  // moves offsets, not ids
-            if (type_of(step) != "TemplateProcessing") unsupported(fmt::format("the post-processor {}", type_of(step)));
+            if (type_of(step) != "TemplateProcessing") unsupported("the post-processor {}", type_of(step));
             read_template(step);
         }
     }
 
     // "single": special tokens, the text, special tokens.
     void read_template(const json& processor) {
-        bool text_seen = false;
+        std::vector<int32_t>* to = &file_.document_prefix;
         for (const json& part : processor.at("single")) {
             if (part.contains("Sequence")) {
-                text_seen = true;
+                to = &file_.document_suffix;
                 continue;
             }
             const auto name = part.at("SpecialToken").at("id").get<std::string>();
-            for (const json& id : processor.at("special_tokens").at(name).at("ids")) {
-                (text_seen ? file_.document_suffix : file_.document_prefix).push_back(id.get<int32_t>());
-            }
-        }
-        for (const auto* ids : {&file_.document_prefix, &file_.document_suffix}) {
-            for (const int32_t id : *ids) {
-                if (id < 0 || static_cast<size_t>(id) >= file_.pieces.size())
-                    refuse(fmt::format("has a template with the unknown id {}", id));
+            for (const json& entry : processor.at("special_tokens").at(name).at("ids")) {
+                const auto id = entry.get<int32_t>();
+                if (id < 0 || static_cast<size_t>(id) >= file_.pieces.size()) refuse("has a template with the unknown id {}", id);
+                to->push_back(id);
             }
         }
     }

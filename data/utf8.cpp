@@ -1,7 +1,6 @@
-// data/utf8.cpp   Validation by the table of RFC 3629, section 4; normalization by utf8proc.
+// data/utf8.cpp   By utf8proc, which decodes as RFC 3629 says.
 #include "data/utf8.h"
 
-#include <fmt/format.h>
 #include <utf8proc.h>
 
 #include <algorithm>
@@ -10,75 +9,47 @@
 #include <cstring>
 #include <memory>
 
-#include "base/error.h"
+#include "base/refuse.h"
 
 namespace trifold {
-
 namespace {
 
-uint8_t byte_at(std::string_view text, size_t i) { return static_cast<uint8_t>(text[i]); }
+const utf8proc_uint8_t* bytes_of(std::string_view text) { return reinterpret_cast<const utf8proc_uint8_t*>(text.data()); }
 
-bool continues(std::string_view text, size_t i) { return (byte_at(text, i) & 0xC0) == 0x80; }
-
-// Length of the code point that starts with this byte, 0 when none does.
-size_t length_of(uint8_t lead) {
-    if (lead < 0x80) return 1;
-    if (lead < 0xC2) return 0;
-    if (lead < 0xE0) return 2;
-    if (lead < 0xF0) return 3;
-    return lead < 0xF5 ? 4 : 0;
-}
-
-// The second byte has a smaller range after four of the leads: no overlong forms, no surrogates, no more than U+10FFFF.
-bool second_fits(uint8_t lead, uint8_t second) {
-    if (lead == 0xE0) return second >= 0xA0;
-    if (lead == 0xED) return second < 0xA0;
-    if (lead == 0xF0) return second >= 0x90;
-    if (lead == 0xF4) return second < 0x90;
-    return true;
-}
+bool continues(std::string_view text, size_t i) { return (static_cast<uint8_t>(text[i]) & 0xC0) == 0x80; }
 
 struct CodePoint {
     char32_t value;
-    size_t bytes;
+    size_t bytes;  // 0: the text does not begin with a complete and valid one
 };
-
-// `text` is well-formed and not empty.
 CodePoint first_code_point(std::string_view text) {
-    const uint8_t lead = byte_at(text, 0);
-    const size_t bytes = length_of(lead);
-    if (bytes <= 1) return {lead, 1};
-    char32_t value = lead & (0x7Fu >> bytes);
-    for (size_t i = 1; i < bytes && i < text.size(); ++i) value = value << 6 | (byte_at(text, i) & 0x3F);
-    return {value, bytes};
+    utf8proc_int32_t value = 0;
+    const utf8proc_ssize_t bytes = utf8proc_iterate(bytes_of(text), std::ssize(text), &value);
+    return {static_cast<char32_t>(value), bytes > 0 ? static_cast<size_t>(bytes) : 0};
 }
 
 // Combining marks and composing letters that Unicode 10 to 17 added. The package normalizes by the tables of Unicode 9,
 // in which they do nothing; ids must be those that models were trained on.
 constexpr std::array<std::array<char32_t, 2>, 53> newer_than_package = {
-    {{0x5C8, 0x5C9},     {0x7FD, 0x7FD},     {0x897, 0x89F},     {0x8CA, 0x8D3},     {0x9FE, 0x9FE},
-     {0xC3C, 0xC3C},     {0xD3B, 0xD3C},     {0xEBA, 0xEBA},     {0x1715, 0x1715},   {0x1ABF, 0x1AF0},
-     {0x1DF6, 0x1DFA},   {0xA82C, 0xA82C},   {0x105C0, 0x105FF}, {0x10D24, 0x10D27}, {0x10D69, 0x10D6D},
-     {0x10EAB, 0x10EAC}, {0x10ECB, 0x10ECF}, {0x10EF0, 0x10EFB}, {0x10EFD, 0x10EFF}, {0x10F46, 0x10F50},
-     {0x10F82, 0x10F85}, {0x11070, 0x11070}, {0x1133B, 0x1133B}, {0x11380, 0x113FF}, {0x1145E, 0x1145E},
-     {0x11839, 0x1183A}, {0x11900, 0x1195F}, {0x119E0, 0x119E0}, {0x11A34, 0x11A34}, {0x11A47, 0x11A47},
-     {0x11A99, 0x11A99}, {0x11D42, 0x11D42}, {0x11D44, 0x11D45}, {0x11D97, 0x11D97}, {0x11F41, 0x11F42},
-     {0x16100, 0x1613F}, {0x16D40, 0x16D7F}, {0x16FF0, 0x16FF1}, {0x1D127, 0x1D128}, {0x1D250, 0x1D252},
-     {0x1D25B, 0x1D25C}, {0x1D25F, 0x1D25F}, {0x1D280, 0x1D281}, {0x1E08F, 0x1E08F}, {0x1E130, 0x1E136},
-     {0x1E2AE, 0x1E2AE}, {0x1E2EC, 0x1E2EF}, {0x1E4EC, 0x1E4EF}, {0x1E5EE, 0x1E5EF}, {0x1E6E3, 0x1E6E3},
-     {0x1E6E6, 0x1E6E6}, {0x1E6EE, 0x1E6EF}, {0x1E6F5, 0x1E6F5}}};
+    {{0x5C8, 0x5C9},     {0x7FD, 0x7FD},     {0x897, 0x89F},     {0x8CA, 0x8D3},     {0x9FE, 0x9FE},     {0xC3C, 0xC3C},     {0xD3B, 0xD3C},
+     {0xEBA, 0xEBA},     {0x1715, 0x1715},   {0x1ABF, 0x1AF0},   {0x1DF6, 0x1DFA},   {0xA82C, 0xA82C},   {0x105C0, 0x105FF}, {0x10D24, 0x10D27},
+     {0x10D69, 0x10D6D}, {0x10EAB, 0x10EAC}, {0x10ECB, 0x10ECF}, {0x10EF0, 0x10EFB}, {0x10EFD, 0x10EFF}, {0x10F46, 0x10F50}, {0x10F82, 0x10F85},
+     {0x11070, 0x11070}, {0x1133B, 0x1133B}, {0x11380, 0x113FF}, {0x1145E, 0x1145E}, {0x11839, 0x1183A}, {0x11900, 0x1195F}, {0x119E0, 0x119E0},
+     {0x11A34, 0x11A34}, {0x11A47, 0x11A47}, {0x11A99, 0x11A99}, {0x11D42, 0x11D42}, {0x11D44, 0x11D45}, {0x11D97, 0x11D97}, {0x11F41, 0x11F42},
+     {0x16100, 0x1613F}, {0x16D40, 0x16D7F}, {0x16FF0, 0x16FF1}, {0x1D127, 0x1D128}, {0x1D250, 0x1D252}, {0x1D25B, 0x1D25C}, {0x1D25F, 0x1D25F},
+     {0x1D280, 0x1D281}, {0x1E08F, 0x1E08F}, {0x1E130, 0x1E136}, {0x1E2AE, 0x1E2AE}, {0x1E2EC, 0x1E2EF}, {0x1E4EC, 0x1E4EF}, {0x1E5EE, 0x1E5EF},
+     {0x1E6E3, 0x1E6E3}, {0x1E6E6, 0x1E6E6}, {0x1E6EE, 0x1E6EF}, {0x1E6F5, 0x1E6F5}}};
 
 bool is_newer_than_package(char32_t c) {
-    const auto range = std::upper_bound(newer_than_package.begin(), newer_than_package.end(), c,
-                                        [](char32_t value, const auto& r) { return value < r[0]; });
+    const auto range =
+        std::upper_bound(newer_than_package.begin(), newer_than_package.end(), c, [](char32_t value, const auto& r) { return value < r[0]; });
     return range != newer_than_package.begin() && c <= (*std::prev(range))[1];
 }
 
 // Code points below U+0300 neither combine with what stands before them nor change their order.
 bool surely_normal(std::string_view text) {
-    for (const char c : text) {
+    for (const char c : text)
         if (static_cast<uint8_t>(c) >= 0xCC) return false;
-    }
     return true;
 }
 
@@ -86,13 +57,9 @@ void append_normalized(std::string_view text, std::string& out) {
     if (text.empty()) return;
     utf8proc_uint8_t* normal = nullptr;
     const utf8proc_ssize_t bytes =
-        utf8proc_map(reinterpret_cast<const utf8proc_uint8_t*>(text.data()), std::ssize(text), &normal,
-                     static_cast<utf8proc_option_t>(UTF8PROC_STABLE | UTF8PROC_COMPOSE));
+        utf8proc_map(bytes_of(text), std::ssize(text), &normal, static_cast<utf8proc_option_t>(UTF8PROC_STABLE | UTF8PROC_COMPOSE));
     const std::unique_ptr<utf8proc_uint8_t, decltype(&std::free)> owner(normal, &std::free);
-    if (bytes < 0) {
-        throw Problem(Exit::data, fmt::format("Unicode normalization of {} bytes of text failed: {}", text.size(),
-                                              utf8proc_errmsg(bytes)));
-    }
+    if (bytes < 0) refuse(Exit::data, "Unicode normalization of {} bytes of text failed: {}", text.size(), utf8proc_errmsg(bytes));
     out.append(reinterpret_cast<const char*>(normal), static_cast<size_t>(bytes));
 }
 
@@ -102,16 +69,10 @@ size_t invalid_utf8(std::string_view text) {
     size_t i = 0;
     while (i < text.size()) {
         uint64_t eight;
-        while (i + 8 <= text.size() && (std::memcpy(&eight, text.data() + i, 8), (eight & 0x8080808080808080u) == 0))
-            i += 8;
+        while (i + 8 <= text.size() && (std::memcpy(&eight, text.data() + i, 8), (eight & 0x8080808080808080u) == 0)) i += 8;
         if (i == text.size()) break;
-        const uint8_t lead = byte_at(text, i);
-        const size_t bytes = length_of(lead);
-        if (bytes == 0 || i + bytes > text.size()) return i;
-        for (size_t j = 1; j < bytes; ++j) {
-            if (!continues(text, i + j)) return i;
-        }
-        if (bytes > 1 && !second_fits(lead, byte_at(text, i + 1))) return i;
+        const size_t bytes = first_code_point(text.substr(i)).bytes;
+        if (bytes == 0) return i;
         i += bytes;
     }
     return std::string_view::npos;
@@ -120,7 +81,7 @@ size_t invalid_utf8(std::string_view text) {
 size_t incomplete_tail(std::string_view text) {
     for (size_t back = 1; back <= 3 && back <= text.size(); ++back) {
         const size_t i = text.size() - back;
-        if (!continues(text, i)) return length_of(byte_at(text, i)) > back ? back : 0;
+        if (!continues(text, i)) return utf8proc_utf8class[static_cast<uint8_t>(text[i])] > static_cast<int>(back) ? back : 0;
     }
     return 0;
 }
@@ -145,8 +106,8 @@ std::string nfc(std::string_view text) {
 
 bool is_white_space(char32_t c) {
     if (c < 0x80) return c == ' ' || (c >= 9 && c <= 13);
-    return c == 0x85 || c == 0xA0 || c == 0x1680 || (c >= 0x2000 && c <= 0x200A) || c == 0x2028 || c == 0x2029 ||
-           c == 0x202F || c == 0x205F || c == 0x3000;
+    return c == 0x85 || c == 0xA0 || c == 0x1680 || (c >= 0x2000 && c <= 0x200A) || c == 0x2028 || c == 0x2029 || c == 0x202F || c == 0x205F ||
+           c == 0x3000;
 }
 
 char32_t last_code_point(std::string_view text) {
@@ -167,24 +128,16 @@ size_t leading_space(std::string_view text) {
 
 size_t trailing_space(std::string_view text) {
     size_t end = text.size();
-    while (end > 0 && is_white_space(last_code_point(text.substr(0, end)))) {
-        do --end;
+    while (end > 0 && is_white_space(last_code_point(text.substr(0, end)))) do
+            --end;
         while (end > 0 && continues(text, end));
-    }
     return text.size() - end;
 }
 
 void append_utf8(std::string& out, char32_t c) {
-    if (c < 0x80) {
-        out += static_cast<char>(c);
-    } else if (c < 0x800) {
-        out += static_cast<char>(0xC0 | c >> 6);
-        out += static_cast<char>(0x80 | (c & 0x3F));
-    } else {
-        out += static_cast<char>(0xE0 | c >> 12);
-        out += static_cast<char>(0x80 | (c >> 6 & 0x3F));
-        out += static_cast<char>(0x80 | (c & 0x3F));
-    }
+    std::array<utf8proc_uint8_t, 4> bytes;
+    const utf8proc_ssize_t count = utf8proc_encode_char(static_cast<utf8proc_int32_t>(c), bytes.data());
+    out.append(reinterpret_cast<const char*>(bytes.data()), static_cast<size_t>(count));
 }
 
 }  // namespace trifold

@@ -27,7 +27,7 @@ char32_t last_code_point(std::string_view text);
 size_t leading_space(std::string_view text);
 size_t trailing_space(std::string_view text);
 
-// Appends one code point below U+10000 as UTF-8.
+// Appends one code point as UTF-8.
 void append_utf8(std::string& out, char32_t c);
 
 }  // namespace trifold

@@ -1,39 +1,16 @@
-// checkpoint/work.h   Independent jobs on a few threads, and how far a long operation has come.
+// base/jobs.h   Independent jobs on a few threads.
 #pragma once
 #include <atomic>
 #include <cstdint>
+#include <cstring>
 #include <exception>
 #include <functional>
 #include <mutex>
 #include <system_error>
 #include <thread>
-#include <utility>
 #include <vector>
 
 namespace trifold {
-
-struct Progress {
-    const char* what = "";        // "verifying", "reading", "writing"
-    int64_t done = 0, total = 0;  // bytes
-};
-// Called from any thread of the operation, never from two at once.
-using ProgressCallback = std::function<void(const Progress&)>;
-
-class ProgressCounter {
-public:
-    ProgressCounter(const char* what, int64_t total, ProgressCallback callback)
-        : progress_{what, 0, total}, callback_(std::move(callback)) {}
-    void add(int64_t bytes) {
-        const std::lock_guard lock(mutex_);
-        progress_.done += bytes;
-        if (callback_) callback_(progress_);
-    }
-
-private:
-    std::mutex mutex_;
-    Progress progress_;
-    ProgressCallback callback_;
-};
 
 // Calls job(0) ... job(count - 1), at most `threads` at a time (the caller's thread included), each taking the next
 // free number. After an exception no new job starts, and the first exception is thrown again here.
@@ -60,6 +37,26 @@ inline void run_jobs(int64_t count, int threads, const std::function<void(int64_
     work();
     helpers.clear();  // joins
     if (first) std::rethrow_exception(first);
+}
+
+// Bytes to be copied; nothing needs to be aligned.
+struct CopyJob {
+    const void* from;
+    void* to;
+    int64_t bytes;
+};
+// Copies them all on a few threads. Long ones are cut, so that all threads have work.
+inline void run_copies(std::vector<CopyJob> copies, int threads) {
+    constexpr int64_t most = int64_t{4} << 20;
+    for (size_t i = 0; i < copies.size(); ++i)  // the rest of a long one comes last
+        if (const CopyJob c = copies[i]; c.bytes > most) {
+            copies[i].bytes = most;
+            copies.push_back({static_cast<const char*>(c.from) + most, static_cast<char*>(c.to) + most, c.bytes - most});
+        }
+    run_jobs(std::ssize(copies), threads, [&](int64_t i) {
+        const CopyJob& c = copies[static_cast<size_t>(i)];
+        std::memcpy(c.to, c.from, static_cast<size_t>(c.bytes));
+    });
 }
 
 }  // namespace trifold
