@@ -1,8 +1,9 @@
 // train.cu   Trifold: one optimizer step, the loop around it, and the commands.
 //
-// Reading path of one training step: train_step (here) -> model/stage.cpp -> model/block.cpp -> kernels/ops.h (the table of
-// operations) -> kernels/cpu/attention_forward.cpp or kernels/cuda/attention_forward.cu (or any other) -> back through
-// model/block.cpp -> model/head.cpp -> model/optimizer.cpp -> kernels/cpu/optimizer.cpp or kernels/cuda/optimizer.cu.
+// Reading path of one training step: train_step (here) -> model/pipeline.cpp (parallel/schedule.cpp) -> model/stage.cpp -> model/block.cpp
+// (parallel/tensor_parallel.h) -> kernels/ops.h (the table of operations) -> kernels/cpu/attention_forward.cpp or
+// kernels/cuda/attention_forward.cu (or any other) -> back through model/block.cpp -> model/head.cpp -> model/sharding.cpp ->
+// model/optimizer.cpp -> kernels/cpu/optimizer.cpp or kernels/cuda/optimizer.cu.
 #include <cstdio>
 #include <cstring>
 #include <string>
@@ -12,6 +13,7 @@
 #include "commands/commands.h"     // eval, sample
 #include "commands/data.h"         // data tokenize, inspect, convert
 #include "commands/export.h"       // export to Hugging Face
+#include "commands/job.h"          // Job: launch, and one voice when a rank fails
 #include "commands/plan.h"         // plan: parameters, FLOPs, memory
 #include "commands/run.h"          // Run: data, logs and checkpoints around the steps
 #include "model/options.h"         // the configuration
@@ -19,50 +21,66 @@
 
 namespace trifold {
 
-TokenBatch view(const MicroBatch& b) {
-    return {b.tokens.data(), b.targets.data(), b.positions.data(), b.doc_start.empty() ? nullptr : b.doc_start.data()};
+std::vector<TokenBatch> views(const std::vector<MicroBatch>& micros) {
+    std::vector<TokenBatch> v;
+    for (const MicroBatch& b : micros) v.push_back({b.tokens.data(), b.targets.data(), b.positions.data(), b.doc_start.empty() ? nullptr : b.doc_start.data()});
+    return v;
 }
 
-// One optimizer step. Gradients of all micro-batches are summed in fp32, seeded with 1 / nominal tokens; the optimizer turns
-// them into gradients of the mean over the valid tokens of the global batch, clips, and applies them only if they are finite.
+// One optimizer step, on every rank. Gradients of all micro-batches are summed in fp32, seeded with 1 / nominal tokens, and over the ranks
+// while the backward pass goes on; the optimizer turns them into gradients of the mean over the valid tokens of the global batch, clips, and
+// applies them everywhere only if they are finite everywhere.
 StepResult train_step(Trainer& trainer, const GlobalBatch& batch, Run& run) {
     const Config& config = trainer.config();
-    Stage& stage = trainer.stage();
-    Optimizer& optimizer = trainer.optimizer();
     Stream& compute = trainer.compute();
-    const double nominal = static_cast<double>(config.train.global_batch * config.train.seq);
-    const float unit = batch.valid_tokens > 0 ? static_cast<float>(nominal / static_cast<double>(batch.valid_tokens)) : 0.0f;
+    Optimizer& optimizer = trainer.optimizer();
+    const double nominal = static_cast<double>(config.train.global_batch * config.train.seq), valid = static_cast<double>(batch.valid_tokens);
+    const float unit = valid > 0 ? static_cast<float>(nominal / valid) : 0.0f;
 
-    stage.reset_loss(compute);
-    for (size_t m = 0; m < batch.micro.size(); ++m) {
-        stage.forward(compute, view(batch.micro[m]));
-        stage.backward(compute, static_cast<float>(1.0 / nominal), optimizer.accumulate(m));
-        optimizer.fold_gradients(compute, m);
-    }
+    trainer.stage().begin_step(compute);
+    trainer.pipeline().train(compute, views(batch.micro), static_cast<float>(1.0 / nominal));
+    optimizer.settle_gradients(compute);
     run.after_backward(unit);
 
-    const double lr = learning_rate(config.optim, trainer.step + 1, config.train.steps);
-    optimizer.step(compute, lr, trainer.updates + 1, unit);
+    const double lr = learning_rate(config.optim, trainer.step + 1, config.train.steps), request = number_of(run.stop_requested());
+    optimizer.step(compute, lr, trainer.updates + 1, unit, &request);
     const Optimizer::Outcome outcome = optimizer.outcome(compute);
-    const double loss = stage.loss_sum(compute) / static_cast<double>(std::max<int64_t>(batch.valid_tokens, 1));
-    return {.loss = loss, .grad_norm = outcome.grad_norm, .lr = lr, .applied = outcome.applied, .tokens = batch.valid_tokens};
+    return {.loss = outcome.loss_sum / std::max(valid, 1.0), .grad_norm = outcome.grad_norm, .lr = lr, .applied = outcome.applied,
+            .tokens = batch.valid_tokens, .stop = request_of(outcome.requests)};
 }
 
 // Mean loss of the validation batches. Training state is not touched.
 double evaluate(Trainer& trainer, Run& run) {
-    Stage& stage = trainer.stage();
+    Stream& compute = trainer.compute();
     int64_t valid = 0;
-    stage.reset_loss(trainer.compute());
-    for (int64_t i = 0; i < run.validation_batches(); ++i) {
-        const GlobalBatch batch = run.validation_batch(i);
-        for (const MicroBatch& micro : batch.micro) {
-            stage.forward(trainer.compute(), view(micro));
-            stage.loss(trainer.compute());
-        }
-        valid += batch.valid_tokens;
-        trainer.engine().wait(trainer.compute().last());  // the batch must live until it was read
+    trainer.stage().begin_step(compute);
+    run.begin_validation();
+    while (const std::optional<std::vector<MicroBatch>> micros = run.next_validation()) {
+        trainer.pipeline().evaluate(compute, views(*micros));
+        for (const MicroBatch& m : *micros) valid += m.valid;
+        trainer.engine().wait(compute.last());  // the batch must live until it was read
     }
-    return stage.loss_sum(trainer.compute()) / static_cast<double>(std::max<int64_t>(valid, 1));
+    const Optimizer::Evaluation all = trainer.optimizer().evaluation(compute, static_cast<double>(valid));
+    return all.loss_sum / std::max(all.tokens, 1.0);
+}
+
+// The loop of one rank. What it throws on one rank ends all of them.
+Exit train(Run& run, Job& job) {
+    try {
+        while (run.next()) {
+            run.record(train_step(run.trainer(), run.batch(), run));
+            if (run.evaluation_due()) run.record_evaluation(evaluate(run.trainer(), run));
+            if (run.checkpoint_due()) run.save();
+        }
+        return run.finish();
+    } catch (const Problem& p) {
+        run.save_after(p);
+        job.fail();
+        throw;
+    } catch (...) {
+        job.fail();
+        throw;
+    }
 }
 
 int train_command(int argc, char** argv) {
@@ -71,18 +89,13 @@ int train_command(int argc, char** argv) {
         std::printf("trifold train [--config FILE]... [--section.option=value]...\n\n%s", help_text().c_str());
         return 0;
     }
-    Run run(train_config(args));
-    try {
-        while (run.next()) {
-            run.record(train_step(run.trainer(), run.batch(), run));
-            if (run.evaluation_due()) run.record_evaluation(evaluate(run.trainer(), run));
-            if (run.checkpoint_due()) run.save();
-        }
-    } catch (const Problem&) {  // bad data, too many bad steps: what was learnt before is kept
-        run.save_last();
-        throw;
-    }
-    return static_cast<int>(run.finish());
+    Job job(args);
+    return job.run([&](const Config& parsed, World& world) {
+        Run run(train_config(parsed, world), world);
+        const Exit code = train(run, job);
+        world.finish();
+        return code;
+    });
 }
 
 struct Command {
@@ -110,8 +123,11 @@ int run_command(int argc, char** argv) {
     if (argc < 2) return usage(stderr);
     if (!std::strcmp(argv[1], "--help") || !std::strcmp(argv[1], "-h") || !std::strcmp(argv[1], "help")) return usage(stdout);
     if (!std::strcmp(argv[1], "--version")) return std::printf("trifold %s\n", TRIFOLD_VERSION), 0;
-    for (const Command& c : commands)
-        if (!std::strcmp(argv[1], c.name)) return c.run(argc - 1, argv + 1);
+    for (const Command& c : commands) {
+        if (std::strcmp(argv[1], c.name)) continue;
+        if (c.run != train_command) refuse_launcher(c.name);
+        return c.run(argc - 1, argv + 1);
+    }
     throw Problem(Exit::usage, std::string("unknown command \"") + argv[1] + "\": `trifold --help` lists the commands");
 }
 
@@ -121,6 +137,8 @@ int main(int argc, char** argv) {
     using namespace trifold;
     try {
         return run_command(argc, argv);
+    } catch (const QuietProblem& problem) {  // another rank says it
+        return static_cast<int>(problem.code());
     } catch (const Problem& problem) {
         std::fprintf(stderr, "trifold: %s\n", problem.what());
         return static_cast<int>(problem.code());

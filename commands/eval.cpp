@@ -37,17 +37,17 @@ void drop_samples_from(MicroBatch& micro, int64_t count) {
     }
 }
 
-Evaluation evaluate(const Stage& stage, Stream& compute, Loader& data, int64_t samples) {
+Evaluation evaluate(Stage& stage, Stream& compute, Loader& data, int64_t samples) {
     Evaluation e;
     const bool terminal = isatty(STDERR_FILENO);
-    stage.reset_loss(compute);
+    stage.begin_step(compute);
     for (int64_t seen = 0; seen < samples;) {
         GlobalBatch batch = data.next();
         for (MicroBatch& micro : batch.micro) {
             drop_samples_from(micro, samples - seen);
-            stage.forward(compute, {micro.tokens.data(), micro.targets.data(), micro.positions.data(),
-                                    micro.doc_start.empty() ? nullptr : micro.doc_start.data()});
-            stage.loss(compute);
+            stage.forward(compute, 0, 0, {micro.tokens.data(), micro.targets.data(), micro.positions.data(),
+                                          micro.doc_start.empty() ? nullptr : micro.doc_start.data()});
+            stage.loss(compute, 0);
             e.tokens += micro.valid;
             seen += micro.sequences;
         }
@@ -83,8 +83,9 @@ int eval_command(int argc, char** argv) {
 
     std::optional<Stage> stage;
     InferenceModel model(options, [&](const ParameterTable& table, const Tensor& weight, Arena& arena) {
-        stage.emplace(config.model, table, FlatBuffers{weight, {}}, config.train.dtype, config.train.micro_batch, config.train.seq, Recompute::none,
-                      Passes::forward_only, config.data.documents == Documents::isolated, arena);
+        const StageOptions shape{.type = config.train.dtype, .B = config.train.micro_batch, .T = config.train.seq, .passes = Passes::forward_only,
+                                 .documents = config.data.documents};
+        stage.emplace(config.model, table, FlatBuffers{weight}, shape, TensorParallel(), nullptr, arena.reserve(MemoryClass::workspace, DType::f64, 1), arena);
     });
     stage->fill_constants(model.compute());
     Evaluation e;

@@ -31,6 +31,7 @@ Inference inference_options(const std::vector<std::string>& args, std::vector<Co
         Config trained_with = config_from_json(found.state.config_json, found.path);
         trained_with.run.threads = 0;  // those of this machine
         trained_with.run.device = Device::automatic;
+        trained_with.mesh = {};  // one process, whatever it was trained on
         result.config = parse(trained_with);
         resolve(result.config);
         const std::vector<std::string> changed = differences(model_of(found), result.config.model);
@@ -65,9 +66,9 @@ void InferenceModel::load(const FoundCheckpoint& checkpoint) {
     std::vector<float> staged(config_.run.device == Device::cuda ? static_cast<size_t>(master_.elems) : 0);
     float* master = staged.empty() ? master_.as<float>() : staged.data();
     if (!checkpoint.found()) {
-        import_hf(config_.init_from, table_, master);
+        import_hf(config_.init_from, config_.model, whole_state(table_, master));
     } else {
-        load_state(checkpoint, table_, {master, nullptr, nullptr}, {.threads = static_cast<int>(config_.run.threads)});
+        load_state(checkpoint, config_.model, whole_state(table_, master), {.threads = static_cast<int>(config_.run.threads)});
     }
     if (!staged.empty()) copy(*compute_, {.x = Tensor{master, DType::f32, master_.elems}, .y = master_});
     if (weight_.data != master_.data) add_into(*compute_, {.x = master_, .y = weight_, .accumulate = Accumulate::overwrite});

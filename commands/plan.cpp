@@ -3,6 +3,7 @@
 
 #include <fmt/format.h>
 
+#include <algorithm>
 #include <cstdio>
 
 #include "base/error.h"
@@ -13,11 +14,14 @@
 namespace trifold {
 
 int plan_command(int argc, char** argv) {
-    bool json = false;
-    int64_t ranks = 1;
+    bool json = false, schedule = false;
+    std::string gpu;
+    int64_t ranks = 0;
     ParseContext context;
     context.read_model = read_model_of;
-    context.flags = {{"ranks", "N", "processes of the planned run; this build runs 1 [1]", &ranks},
+    context.flags = {{"ranks", "N", "ranks of the planned run [tp * pp * cp]", &ranks},
+                     {"gpu", "NAME", "whether it fits one: a100, h100, h200, b200, l40s", &gpu},
+                     {"schedule", "", "print the pipeline's schedule alone, every action, one line per stage", &schedule},
                      {"json", "", "print one JSON object and nothing else", &json}};
     const std::vector<std::string> args(argv + 1, argv + argc);
     if (wants_help(args)) {
@@ -27,11 +31,16 @@ int plan_command(int argc, char** argv) {
         return static_cast<int>(Exit::ok);
     }
     Config config = parse_config(args, context);
-    if (ranks != 1)
-        throw Problem(Exit::usage, fmt::format("--ranks={}, but this build runs one process: it must be 1", ranks));
-    resolve(config);
-    const Plan plan = make_plan(config, plan_memory(config));
-    fmt::print("{}", json ? to_json(plan) + "\n" : to_text(plan, config));
+    const GpuSheet* sheet = gpu.empty() ? nullptr : &find_gpu(gpu);
+    if (ranks == 0) ranks = config.mesh.tp * config.mesh.pp * config.mesh.cp * std::max<int64_t>(1, config.mesh.dp);
+    if (ranks < 0 || ranks > 1 << 24) throw Problem(Exit::usage, fmt::format("--ranks={} must be from 1 to {}", ranks, 1 << 24));
+    resolve(config, static_cast<int>(ranks));
+    const Plan plan = make_plan(config);
+    if (schedule && !json) {
+        for (const std::string& line : plan.schedule) fmt::print("{}\n", line);
+        return static_cast<int>(Exit::ok);
+    }
+    fmt::print("{}", json ? to_json(plan, config, sheet) + "\n" : to_text(plan, config, sheet));
     return static_cast<int>(Exit::ok);
 }
 

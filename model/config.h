@@ -9,6 +9,7 @@
 #include <vector>
 
 #include "kernels/ops.h"
+#include "parallel/schedule.h"
 
 namespace trifold {
 
@@ -43,8 +44,6 @@ struct ModelConfig {
     bool qk_norm = false, tied = true;
     double init_std = 0.02;
 
-    // Rows of the embedding and head in memory: vocab rounded up to 128. Rows from `vocab` on are zero and never counted.
-    int64_t padded_vocab() const { return (vocab + 127) / 128 * 128; }
     // The window of global layer l (0: full attention).
     int64_t window_of(int64_t l) const { return full_attention_every > 0 && (l + 1) % full_attention_every == 0 ? 0 : window; }
     bool swiglu() const { return activation == ActivationKind::swiglu; }
@@ -97,19 +96,37 @@ struct CheckpointConfig {
 };
 
 struct MeshConfig {
-    int64_t tp = 1, pp = 1, dp = 1, cp = 1, ep = 1, etp = 1, virtual_stages = 1;
+    int64_t tp = 1, pp = 1;
+    int64_t dp = 0;                    // derived: ranks / (tp * pp * cp)
+    int64_t cp = 1, ep = 1, etp = 1, virtual_stages = 1;
+    ScheduleKind schedule = ScheduleKind::one_f_one_b;
+    std::vector<int64_t> layers_per_stage;  // empty: balanced
+};
+
+// Communication folded under computation; off: each waits where it is issued.
+struct OverlapConfig {
+    bool dp = true, tp = true, pp = true, checkpoint = true;
+    int64_t tp_chunks = 1;             // pieces that each tensor-parallel rank's rows are sent in
+    int64_t dp_bucket = 4 << 20;       // elements of layers that are gathered and reduced at once, at least
 };
 
 enum class OnNan : uint8_t { skip, stop };
 struct ResilienceConfig {
     OnNan on_nan = OnNan::skip;
     int64_t max_skips = 10;            // in a row
+    double stall_s = 60, start_s = 60; // deadlines of a collective, of the first meeting of all ranks
+};
+
+enum class Comm : uint8_t { automatic, nccl, host };
+struct LaunchConfig {
+    std::string store, interface;
 };
 
 struct RunConfig {
     std::string dir;                   // derived: runs/DATE-TIME
     Device device = Device::automatic;
-    int64_t threads = 0;               // derived: cores this process may use
+    Comm comm = Comm::automatic;
+    int64_t threads = 0;               // derived: cores this process may use / ranks on this host
     int64_t log_every = 1;
     bool trace = false, tensorboard = true, deterministic = true;
 };
@@ -135,9 +152,10 @@ struct Config {
     OptimConfig optim;
     DataConfig data;
     CheckpointConfig checkpoint;
-    bool overlap_checkpoint = true;
+    OverlapConfig overlap;
     ResilienceConfig resilience;
     RunConfig run;
+    LaunchConfig launch;
     DebugConfig debug;
     // Where each value came from ("default", "preset gpt2-124m", "a.json", "flag", ...), keyed by dotted name.
     std::map<std::string, std::string> origin;

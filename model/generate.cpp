@@ -47,7 +47,7 @@ Generator::Generator(const ModelConfig& m, const ParameterTable& table, const Te
       max_tokens_(max_tokens),
       chunk_(std::min(prompt_chunk, max_tokens)),
       token_embedding_(padded_matrix(m, table, {weights, {}}, "embedding.token")),
-      head_(m, table, {weights, {}}, weights.dtype, chunk_, false, arena) {
+      head_(m, table, {weights, {}}, weights.dtype, chunk_, Passes::forward_only, alone_, arena) {
     const auto reserve = [&](MemoryClass c, DType t, int64_t elems) { return arena.reserve(c, t, elems); };
     if (const Parameter* p = table.find("embedding.position.weight")) position_weight_ = weights.slice(p->offset, p->elems);
     for (int l = 0; l < static_cast<int>(m.layers); ++l) {
@@ -55,15 +55,17 @@ Generator::Generator(const ModelConfig& m, const ParameterTable& table, const Te
         const int64_t elems = max_tokens * m.kv_heads * m.head_dim;
         caches_.push_back({reserve(MemoryClass::activations, type_, elems), reserve(MemoryClass::activations, type_, elems), max_tokens, 0});
     }
-    activations_ = reserve_activations(m, type_, 1, chunk_, Recompute::none, nullptr, arena);
-    workspace_ = reserve_workspace(m, type_, 1, chunk_, Passes::forward_only, arena);
+    const BlockShape shape{.B = 1, .T = chunk_, .tp = 1, .type = type_};
+    activations_ = reserve_activations(m, shape, Recompute::none, nullptr, arena);
+    workspace_ = reserve_workspace(m, shape, Passes::forward_only, arena);
+    head_activations_ = reserve_head_activations(m, shape, arena);
     token_N_ = reserve(MemoryClass::workspace, DType::i32, chunk_);
     position_N_ = reserve(MemoryClass::workspace, DType::i32, chunk_);
     if (m.position == Position::rope) {
         cos_TR_ = reserve(MemoryClass::workspace, DType::f32, m.max_seq * m.head_dim / 2);
         sin_TR_ = reserve(MemoryClass::workspace, DType::f32, m.max_seq * m.head_dim / 2);
     }
-    logits_.resize(static_cast<size_t>(m.padded_vocab()));
+    logits_.resize(static_cast<size_t>(table.padded_rows()));
 }
 
 void Generator::fill_constants(Stream& s) const {
@@ -90,20 +92,20 @@ void Generator::forward(Stream& s, const int32_t* tokens, int64_t count) {
     upload(tokens, token_N_);
     upload(host_positions_.data(), position_N_);
     SequenceInfo sequence{.B = 1, .T = count, .position_N = position_N_, .doc_start_N = {}, .cos_TR = cos_TR_, .sin_TR = sin_TR_};
-    Tensor x = activations_.x_NC, delta;
+    Tensor x = activations_.x_nC, delta;
     embedding_forward(s, {.token_N = token_N_, .position_N = position_N_, .wte_VC = token_embedding_.w, .wpe_TC = position_weight_, .x_NC = x,
-                          .N = count, .C = model_.hidden});
+                          .N = count, .C = model_.hidden, .V = token_embedding_.O});
     for (size_t l = 0; l < blocks_.size(); ++l) {
-        x = blocks_[l].forward(s, x, delta, sequence, activations_, workspace_, &caches_[l]);
-        delta = workspace_.delta_NC;
+        x = blocks_[l].forward(s, x, delta, sequence, activations_, workspace_, alone_, &caches_[l]);
+        delta = workspace_.delta_nC;
     }
-    head_.norm_forward(s, x, delta, count);
+    head_.norm_forward(s, x, delta, head_activations_, count);
     length_ += count;
     last_row_ = count - 1;
 }
 
 const float* Generator::next_logits(Stream& s) {
-    const Tensor logits = head_.logits_of(s, last_row_);
+    const Tensor logits = head_.logits_of(s, head_activations_, last_row_);
     s.engine().wait(copy(s, {.x = logits, .y = Tensor{logits_.data(), DType::f32, logits.elems}}));
     return logits_.data();
 }

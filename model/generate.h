@@ -45,7 +45,9 @@ private:
     std::vector<KvCache> caches_;
     BlockActivations activations_;
     BlockWorkspace workspace_;
+    TensorParallel alone_;
     Head head_;
+    HeadActivations head_activations_;
     Tensor token_N_, position_N_, cos_TR_, sin_TR_;
     std::vector<float> logits_;
     std::vector<int32_t> host_positions_;

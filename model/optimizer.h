@@ -1,56 +1,79 @@
-// model/optimizer.h   Gradient norm, clipping, AdamW or LAMB over the flat buffers.
+// model/optimizer.h   Master weights, moments, gradient norm, clipping, AdamW and LAMB, on this rank's shard of every bucket.
 //
-// Gradients are summed in two levels: at most `fold_every` micro-batches into grad(), these sums into a second buffer. In one
-// level the roundings of many equal additions point the same way (256 identical micro-batches: 2e-6 instead of 3e-7).
-//
-// The host never waits between backward and update: the norm, the clip factor and the decision to apply stay where the
-// gradients are (kernels/ops.h, ClipControl), so a step with NaN or infinite gradients changes nothing.
+// The host never waits between backward and update: the norm, the clip factor and the decision to apply stay where the gradients are
+// (kernels/ops.h, ClipControl). The squared norm is summed over the owners on all ranks, so a NaN anywhere reaches everybody and a step with
+// gradients that are not finite changes nothing anywhere: no vote of its own. The sum of the losses rides on the same all-reduce.
 #pragma once
 #include <vector>
 
 #include "kernels/arena.h"
 #include "model/config.h"
-#include "model/parameters.h"
+#include "model/sharding.h"
 
 namespace trifold {
 
+// The groups over which a step's sums run, one after the other.
+struct ReductionGroups {
+    const Group *tp = nullptr, *dp = nullptr, *pp = nullptr;
+    // x, summed over all ranks; compute comes after it.
+    void sum_over_all(Stream& compute, const Tensor& x) const;
+};
+
 class Optimizer {
 public:
-    // In fp32 the master weights are the weights; in bf16 `weight` is their rounded copy.
-    Optimizer(const OptimConfig&, const ParameterTable&, DType, int64_t micro_batches, Arena&);
+    // In fp32 the master weights are this rank's part of the weights; in bf16 the weights are their rounded copy.
+    Optimizer(const OptimConfig&, Sharding&, const ReductionGroups&, Arena&);
 
-    // How the backward pass of micro-batch m writes its gradients, and what follows it. After the last one grad() holds all.
-    Accumulate accumulate(int64_t m) const { return m % fold_every == 0 ? Accumulate::overwrite : Accumulate::add; }
-    void fold_gradients(Stream&, int64_t m) const;
+    // Losses are added up here (fp64 [1]), and summed over all ranks by step() or evaluation().
+    const Tensor& loss_sum() const { return loss_sum_; }
 
-    const Tensor& master() const { return master_; }
-    const Tensor& weight() const { return weight_; }
-    const Tensor& grad() const { return grad_; }
-    const Tensor& m() const { return m_; }
-    const Tensor& v() const { return v_; }
+    // This rank's part of the state, in table order; all of it where it is replicated.
+    std::vector<StateShard> shards() const;
+    Tensor master(size_t bucket) const;
+    Tensor m(size_t bucket) const { return compact(m_, bucket); }
+    Tensor v(size_t bucket) const { return compact(v_, bucket); }
 
-    // Once, when the memory is real: the table of segments, which lies where the operations run.
+    // Once, when the memory is real: the tables of segments, which lie where the operations run.
     void fill_constants(Stream&) const;
-    // After initial values or a checkpoint were written to master(): rounds them into weight().
+    // After initial values or a checkpoint were written to the master weights: rounds them into the weights, and gathers.
     void refresh_weights(Stream&) const;
-    // Norm of `unit` * gradients, clipping, update number `update` (1 for the first) with learning rate lr.
+    // After settle_gradients(): norm of `unit` * gradients, clipping, update number `update` (1 for the first) with learning rate lr.
     // unit = nominal / valid tokens turns the accumulated gradients into those of the mean loss.
-    void step(Stream&, double lr, int64_t update, float unit) const;
+    // `request` (0: none) is summed over the ranks too; what it points to must stay until the outcome is read.
+    void step(Stream&, double lr, int64_t update, float unit, const double* request) const;
+    // After the last backward pass of a step: every rank's shard of the gradients is complete.
+    void settle_gradients(Stream&) const;
     // Of the last step, read by the host.
     struct Outcome {
         float grad_norm = 0;  // before clipping
         bool applied = false;
+        double loss_sum = 0;  // nats, over all valid tokens of the global batch
+        double requests = 0;  // sum over the ranks
     };
     Outcome outcome(Stream&) const;
-
-    static constexpr int64_t fold_every = 16;
+    // Sums over all ranks of the losses added up and of `tokens`, which each model replica gives once. Read by the host.
+    struct Evaluation {
+        double loss_sum = 0, tokens = 0;
+    };
+    Evaluation evaluation(Stream&, double tokens) const;
 
 private:
+    struct Part {  // one bucket's segments: what this rank updates, and what it counts in the norm
+        int64_t first = 0, count = 0;
+    };
+    Tensor compact(const Tensor& all, size_t bucket) const;
+    const Segment* table(const Tensor& all, size_t bucket) const { return static_cast<const Segment*>(all.data) + parts_[bucket].first; }
+    void update(Stream&, double lr, int64_t update, size_t bucket) const;
+    void lamb(Stream&, double lr, int64_t update) const;
+
     OptimConfig config_;
-    int64_t micro_batches_;
-    std::vector<Segment> segments_;
-    Tensor master_, weight_, grad_, folded_, m_, v_;
-    Tensor segment_table_, squared_norm_, control_, norm_, lamb_norms_, workspace_;
+    Sharding& sharding_;
+    ReductionGroups groups_;
+    DType type_;
+    std::vector<Part> parts_;
+    std::vector<Segment> updated_, counted_;
+    Tensor master_, m_, v_;
+    Tensor updated_table_, counted_table_, sums_, squared_norm_, loss_sum_, request_, control_, norm_, lamb_norms_, workspace_;
 };
 
 // Learning rate of step 1, 2, ...: linear warm-up that gives step 1 lr / warmup_steps, then the schedule down to min_lr.

@@ -47,8 +47,8 @@ Config parse_config(const std::vector<std::string>& args);
 // True when the arguments ask for --help (or -h); commands then print help_text and parse nothing.
 bool wants_help(const std::vector<std::string>& args);
 
-// Fills in derived values and checks everything; calling it twice changes nothing.
-void resolve(Config& config);
+// Fills in derived values and checks everything, for this many ranks, `local_ranks` of which share this one's CPUs; calling it twice changes nothing.
+void resolve(Config& config, int ranks = 1, int local_ranks = 1);
 
 // Options that were not given and not derived yet are left out. `with_origin` adds {"origin": {name: where from}}.
 enum class Origins : uint8_t { without, with };
@@ -61,6 +61,8 @@ Config config_from_json(const std::string& json, const std::string& origin);
 // rotary positions do not count.
 std::string model_json(const ModelConfig& model);
 std::vector<std::string> differences(const ModelConfig& a, const ModelConfig& b);
+// The same for all options.
+std::vector<std::string> differences(const Config& a, const Config& b);
 
 // All options by section with defaults and units, after the command's own flags.
 std::string help_text(const std::vector<CommandFlag>& flags = {});

@@ -189,6 +189,21 @@ struct Reader {
         for (const Json& entry : list) sources.push_back(source(entry));
         to = std::move(sources);
     }
+    // [12, 13, 12], 12,13,12, one number, or the word for an empty list
+    void into(std::vector<int64_t>& to) const {
+        std::vector<int64_t> numbers;
+        Json list = value.is_number() ? Json::array({value}) : value;
+        if (value == option.details.derived) {
+            list = Json::array();
+        } else if (value.is_string()) {
+            list = Json::array();
+            std::istringstream parts(value.get<std::string>() + ",");  // so that the last part may be empty, and is then refused
+            for (std::string part; std::getline(parts, part, ',');) list.push_back(number_or_text(part));
+        }
+        if (!list.is_array()) wrong("must be a list of integers, such as 12,13,12");
+        for (const Json& entry : list) Reader{option, "an entry of " + subject, entry}.into(numbers.emplace_back());
+        to = std::move(numbers);
+    }
 
     // kind=nan,step=3, in any order; empty: none
     void into(Inject& to) const {
@@ -287,7 +302,8 @@ Json from_flag_text(const Option& option, const std::string& text, const std::st
                         std::holds_alternative<Getter<uint64_t>>(option.field) ||
                         std::holds_alternative<Getter<double>>(option.field);
     if (number) return number_or_text(text);
-    const bool list = std::holds_alternative<Getter<std::vector<DataSource>>>(option.field) && text.starts_with("[");
+    const bool list = text.starts_with("[") && (std::holds_alternative<Getter<std::vector<DataSource>>>(option.field) ||
+                                                std::holds_alternative<Getter<std::vector<int64_t>>>(option.field));
     return list ? parse_json(text, subject) : Json(text);
 }
 
@@ -364,6 +380,13 @@ std::vector<std::string> differences(const ModelConfig& a, const ModelConfig& b)
         if (o.section() != "model" || ignored || value_of(o, left) == value_of(o, right)) continue;
         found.push_back(fmt::format("{}: {} and {}", o.name, text_of(o, left), text_of(o, right)));
     }
+    return found;
+}
+
+std::vector<std::string> differences(const Config& a, const Config& b) {
+    std::vector<std::string> found;
+    for (const Option& o : option_table())
+        if (value_of(o, a) != value_of(o, b)) found.push_back(fmt::format("{}: {} and {}", o.name, text_of(o, a), text_of(o, b)));
     return found;
 }
 

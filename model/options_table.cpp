@@ -29,14 +29,15 @@ auto& stored(T& value) {
 constexpr Range at_least(double min) { return {.min = min}; }
 constexpr Range between(double min, double max) { return {.min = min, .max = max}; }
 constexpr Range above(double min) { return {.min = min, .min_excluded = true}; }
+constexpr Range seconds = {.min = 0, .max = 1e7, .min_excluded = true};
 constexpr Range fraction = {.min = 0, .max = 1, .max_excluded = true};
 
-constexpr double most_steps = 1e12, most_tokens = 1 << 27, most_sequences = 1 << 24;
+constexpr double most_steps = 1e12, most_tokens = 1 << 27, most_sequences = 1 << 24, most_layers = 4096, most_ranks = 1 << 15;
 
 // clang-format off
 constexpr Option table[] = {
     {OPTION(model.preset), "named architecture, see the end of this list; the options below change it", {}},
-    {OPTION(model.layers), "transformer blocks", {.range = between(1, 4096), .derived = "from the preset"}},
+    {OPTION(model.layers), "transformer blocks", {.range = between(1, most_layers), .derived = "from the preset"}},
     {OPTION(model.hidden), "width of the residual stream", {.range = between(1, 1 << 17), .derived = "from the preset"}},
     {OPTION(model.heads), "query heads", {.range = between(1, 1 << 14), .derived = "from the preset"}},
     {OPTION(model.kv_heads), "key and value heads (grouped-query attention)", {.range = between(1, 1 << 14), .derived = "model.heads"}},
@@ -64,18 +65,20 @@ constexpr Option table[] = {
 
     {"init.from", FIELD(init_from), "Hugging Face folder or checkpoint to take weights from; else random from train.seed", {}},
 
-    {OPTION(mesh.tp), "tensor parallel ranks; this build runs one process, so 1", {.range = at_least(1)}},
-    {OPTION(mesh.pp), "pipeline stages; 1", {.range = at_least(1)}},
-    {OPTION(mesh.dp), "data parallel ranks; 1", {.range = at_least(1)}},
-    {OPTION(mesh.cp), "context parallel ranks; 1", {.range = at_least(1)}},
-    {OPTION(mesh.ep), "expert parallel ranks; 1", {.range = at_least(1)}},
-    {OPTION(mesh.etp), "tensor parallel ranks inside an expert; 1", {.range = at_least(1)}},
-    {OPTION(mesh.virtual_stages), "model chunks per stage; 1", {.range = at_least(1)}},
+    {OPTION(mesh.tp), "tensor parallel ranks; the sequence is split over them too", {.range = between(1, most_ranks)}},
+    {OPTION(mesh.pp), "pipeline stages", {.range = between(1, most_ranks)}},
+    {OPTION(mesh.dp), "data parallel ranks", {.range = between(1, most_ranks), .derived = "ranks / (tp * pp * cp)"}},
+    {OPTION(mesh.cp), "context parallel ranks; not available yet, so 1", {.range = between(1, most_ranks)}},
+    {OPTION(mesh.ep), "expert parallel ranks; not available yet, so 1", {.range = between(1, most_ranks)}},
+    {OPTION(mesh.etp), "tensor parallel ranks inside an expert; not available yet, so 1", {.range = between(1, most_ranks)}},
+    {OPTION(mesh.virtual_stages), "model chunks per stage (interleaved)", {.range = between(1, 1024)}},
+    {OPTION(mesh.schedule), "order of the pipeline's work; zero_bubble moves weight gradients into the gaps", {.choices = "1f1b|interleaved|zero_bubble"}},
+    {OPTION(mesh.layers_per_stage), "layers of each stage, or of each part in order, such as 12,13,12", {.range = between(1, most_layers), .derived = "balanced"}},
 
     {OPTION(train.steps), "length of the whole run", {.range = between(0, most_steps), .unit = "steps"}},
     {OPTION(train.seq), "length of a training sequence", {.range = between(1, most_tokens), .unit = "tokens", .derived = "model.max_seq"}},
     {OPTION(train.micro_batch), "what is computed at once", {.range = between(1, most_sequences), .unit = "sequences"}},
-    {OPTION(train.global_batch), "what one optimizer step learns from; gradient accumulation follows", {.range = between(1, most_sequences), .unit = "sequences", .derived = "train.micro_batch"}},
+    {OPTION(train.global_batch), "what one optimizer step learns from; gradient accumulation follows", {.range = between(1, most_sequences), .unit = "sequences", .derived = "micro_batch * dp"}},
     {OPTION(train.dtype), "of weights and activations; master weights and gradients are fp32", {.choices = "fp32|bf16"}},
     {OPTION(train.seed), "decides initial weights and the order of samples", {}},
     {OPTION(train.recompute), "which activations backward computes again", {.choices = "none|selective|full"}},
@@ -91,7 +94,7 @@ constexpr Option table[] = {
     {OPTION(optim.eps), "added to the root of the second moment", {.range = above(0)}},
     {OPTION(optim.weight_decay), "decoupled weight decay; norms and biases have none", {.range = at_least(0)}},
     {OPTION(optim.clip), "largest norm of the gradient; 0: no clipping", {.range = at_least(0)}},
-    {OPTION(optim.zero), "sharding over data parallel ranks (one process has nothing to shard)", {.range = between(0, 2), .unit = "stage"}},
+    {OPTION(optim.zero), "sharded over data parallel ranks: 0 nothing, 1 optimizer state, 2 gradients too", {.range = between(0, 2), .unit = "stage"}},
 
     {OPTION(data.train), "token files: a path, a glob, or a list of {path, weight}", {}},
     {OPTION(data.val), "the same for evaluation", {}},
@@ -109,18 +112,30 @@ constexpr Option table[] = {
     {OPTION(checkpoint.async), "written by another thread from a copy in memory", {}},
     {OPTION(checkpoint.resume), "auto (the newest verified one of a given run.dir), none, or a path", {}},
 
-    {"overlap.checkpoint", FIELD(overlap_checkpoint), "off: training waits until a checkpoint is written", {}},
+    {OPTION(overlap.dp), "off: gradients are reduced after the whole backward pass, weights gathered before the next step", {}},
+    {OPTION(overlap.tp), "off: tensor-parallel collectives as a whole, before or after their matrix products", {}},
+    {OPTION(overlap.pp), "off: each message between stages is waited for where it is issued", {}},
+    {OPTION(overlap.checkpoint), "off: training waits until a checkpoint is written", {}},
+    {OPTION(overlap.tp_chunks), "pieces in which each tensor-parallel rank's rows travel", {.range = between(1, 64)}},
+    {OPTION(overlap.dp_bucket), "layers are gathered and reduced together up to so many parameters", {.range = between(1, 1e12), .unit = "elements"}},
 
     {OPTION(resilience.on_nan), "when loss or gradients are not finite", {.choices = "skip|stop"}},
     {OPTION(resilience.max_skips), "the run gives up after more skipped steps in a row", {.range = between(0, 1e9), .unit = "steps"}},
 
+    {OPTION(resilience.stall_s), "a collective in which nothing moves for so long is a fault (a message between stages: ten times as long)", {.range = seconds, .unit = "s"}},
+    {OPTION(resilience.start_s), "all ranks must have come together by then", {.range = seconds, .unit = "s"}},
+
     {OPTION(run.dir), "folder of everything the run writes", {.derived = "runs/DATE-TIME"}},
     {OPTION(run.device), "where the model is computed", {.choices = "auto|cpu|cuda"}},
-    {OPTION(run.threads), "of this process on CPUs", {.range = between(1, 4096), .derived = "CPUs it may use"}},
+    {OPTION(run.comm), "what carries data between ranks: NCCL between GPUs, sockets between CPUs", {.choices = "auto|nccl|host"}},
+    {OPTION(run.threads), "of this process on CPUs", {.range = between(1, 4096), .derived = "CPUs it may use / ranks of this host"}},
     {OPTION(run.log_every), "print a line every so many steps", {.range = between(1, most_steps), .unit = "steps"}},
     {OPTION(run.trace), "timeline for Perfetto in run.dir/trace", {}},
     {OPTION(run.tensorboard), "event files for TensorBoard in run.dir", {}},
-    {OPTION(run.deterministic), "the same bits from run to run (CPU: always)", {}},
+    {OPTION(run.deterministic), "the same bits from run to run (CPU: always); off: NCCL chooses its fastest sums", {}},
+
+    {OPTION(launch.store), "HOST:PORT of rank 0's store, where the launcher brings no MPI (Slurm, Hydra)", {.derived = "from MPI"}},
+    {OPTION(launch.interface), "network interface, or address, at which other hosts reach this one", {.derived = "the one that reaches the store"}},
 
     {OPTION(debug.dump_grads), "safetensors file: gradients of the first step, before clipping", {}},
     {OPTION(debug.dump_params), "safetensors file: parameters at the end", {}},
@@ -131,10 +146,9 @@ constexpr Option table[] = {
 // Names of the documentation that belong to later versions, so that they are not taken for spelling mistakes.
 constexpr std::string_view later[] = {
     "model.moe",
-    "mesh.schedule", "mesh.layers_per_stage",
-    "overlap.dp", "overlap.tp", "overlap.pp", "overlap.ep", "overlap.tp_chunks", "overlap.ep_chunks",
-    "resilience.restarts", "resilience.heartbeat_s", "resilience.frozen_s", "resilience.stall_s", "resilience.start_s", "resilience.save_s",
-    "run.comm", "launch", "gpu",
+    "overlap.ep", "overlap.ep_chunks",
+    "resilience.restarts", "resilience.heartbeat_s", "resilience.frozen_s", "resilience.save_s",
+    "gpu",
 };
 // clang-format on
 

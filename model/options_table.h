@@ -18,7 +18,7 @@ using Getter = T& (*)(Config&);
 // Where an option's value lives; the alternative is the option's type. Enumerations are seen as their underlying
 // uint8_t.
 using Field = std::variant<Getter<int64_t>, Getter<uint64_t>, Getter<double>, Getter<bool>, Getter<uint8_t>,
-                           Getter<std::string>, Getter<std::vector<DataSource>>, Getter<Inject>>;
+                           Getter<std::string>, Getter<std::vector<int64_t>>, Getter<std::vector<DataSource>>, Getter<Inject>>;
 
 struct Range {
     double min = -std::numeric_limits<double>::infinity(), max = std::numeric_limits<double>::infinity();

@@ -10,6 +10,7 @@
 #include "kernels/cuda/runtime.h"
 #include "model/options.h"
 #include "model/options_json.h"
+#include "model/placement.h"
 
 namespace trifold {
 namespace {
@@ -57,9 +58,27 @@ std::string date_time() {
 
 bool gpu_head_size(const ModelConfig& m) { return m.head_dim == 64 || m.head_dim == 96 || m.head_dim == 128; }
 
-void derive_run(Config& c) {
+// What the mesh says about ranks, before anything depends on it.
+void derive_mesh(Config& c, int ranks) {
+    MeshConfig& m = c.mesh;
+    const int64_t others = m.tp * m.pp * m.cp;
+    require(others <= ranks && ranks % others == 0,
+            "mesh.tp * pp * cp = {} * {} * {} = {}, but the job has {} rank{}: change the mesh, or start a multiple of {} ranks (mpirun -n)", m.tp, m.pp, m.cp,
+            others, ranks, ranks == 1 ? "" : "s", others);
+    derive(c, "mesh.dp", m.dp, int64_t{0}, ranks / others);
+    require(m.dp * others == ranks, "mesh.dp * tp * pp * cp = {} * {} * {} * {} = {}, but the job has {} rank{}: leave mesh.dp out, or start {} ranks", m.dp, m.tp,
+            m.pp, m.cp, m.dp * others, ranks, ranks == 1 ? "" : "s", m.dp * others);
+    const auto schedule = c.origin.find("mesh.schedule");
+    const bool given = schedule != c.origin.end() && schedule->second != "default" && schedule->second != "derived";
+    if (m.virtual_stages > 1 && !given) {
+        m.schedule = ScheduleKind::interleaved;
+        c.origin["mesh.schedule"] = "derived";
+    }
+}
+
+void derive_run(Config& c, int local_ranks) {
     derive(c, "train.seq", c.train.seq, int64_t{0}, c.model.max_seq);
-    derive(c, "train.global_batch", c.train.global_batch, int64_t{0}, c.train.micro_batch);
+    derive(c, "train.global_batch", c.train.global_batch, int64_t{0}, c.train.micro_batch * c.mesh.dp);
     derive(c, "optim.min_lr", c.optim.min_lr, -1.0, c.optim.lr / 10);
     if (c.optim.schedule != LrSchedule::constant && c.train.steps > 0) {
         // A run shorter than its warm-up is only that: a cosine never starts before warm-up ends.
@@ -75,7 +94,7 @@ void derive_run(Config& c) {
         const bool fits = gpu_head_size(c.model) && c.debug.streams == StreamMode::normal;
         derive(c, "run.device", c.run.device, Device::automatic, gpu.state == cuda::GpuState::found && fits ? Device::cuda : Device::cpu);
     }
-    derive(c, "run.threads", c.run.threads, int64_t{0}, int64_t{usable_cpus()});
+    derive(c, "run.threads", c.run.threads, int64_t{0}, std::max<int64_t>(1, usable_cpus() / local_ranks));
     derive(c, "checkpoint.dir", c.checkpoint.dir, std::string(), c.run.dir + "/checkpoints");
 }
 
@@ -116,10 +135,10 @@ void check_training(const Config& c) {
             c.model.position == Position::rope
                 ? fmt::format(", or give --model.max_seq={0} (rotary positions have no weights)", t.seq)
                 : ", or train a model with more learned positions");
-    const int64_t below = t.global_batch / t.micro_batch * t.micro_batch;
-    require(t.global_batch % t.micro_batch == 0,
-            "train.global_batch = {} is not a multiple of train.micro_batch = {}: try {}{}", t.global_batch, t.micro_batch,
-            below > 0 ? fmt::format("{} or ", below) : "", below + t.micro_batch);
+    const int64_t at_once = t.micro_batch * c.mesh.dp, below = t.global_batch / at_once * at_once;
+    require(t.global_batch % at_once == 0, "train.global_batch = {} is not a multiple of train.micro_batch{} = {}: try {}{}", t.global_batch,
+            c.mesh.dp > 1 ? fmt::format(" * mesh.dp = {} * {}", t.micro_batch, c.mesh.dp) : "", at_once, below > 0 ? fmt::format("{} or ", below) : "",
+            below + at_once);
     require(t.micro_batch * t.seq <= 1 << 27,
             "train.micro_batch * train.seq = {} * {} tokens are more than {} at once: use a smaller micro_batch",
             t.micro_batch, t.seq, 1 << 27);
@@ -136,37 +155,53 @@ void check_training(const Config& c) {
             "data.eval_every = {} needs data.val: name a file to evaluate on", c.data.eval_every);
 }
 
+void check_mesh(const Config& c) {
+    const MeshConfig& mesh = c.mesh;
+    const ModelConfig& m = c.model;
+    for (const auto& [name, size] : {std::pair{"cp", mesh.cp}, {"ep", mesh.ep}, {"etp", mesh.etp}})
+        require(size == 1, "mesh.{} = {}, but this axis is not available yet: it must be 1", name, size);
+    const auto divides = [&](const char* what, int64_t size, const char* hint) {
+        require(size % mesh.tp == 0, "{} = {} is not divisible by mesh.tp = {}: {}", what, size, mesh.tp, hint);
+    };
+    divides("model.heads", m.heads, "every tensor-parallel rank has the same number of heads");
+    divides("model.kv_heads", m.kv_heads, "every tensor-parallel rank needs key and value heads of its own; use at most as many ranks as kv_heads");
+    divides("model.ffn_hidden", m.ffn_hidden, "the feed-forward network is split evenly");
+    divides("train.micro_batch * train.seq", c.train.micro_batch * c.train.seq, "the tokens of a micro-batch are split evenly (sequence parallelism)");
+    require(mesh.pp > 1 || mesh.virtual_stages == 1, "mesh.virtual_stages = {} needs a pipeline: give mesh.pp > 1", mesh.virtual_stages);
+    require(mesh.pp > 1 || mesh.schedule != ScheduleKind::zero_bubble, "mesh.schedule = zero_bubble needs a pipeline: give mesh.pp > 1");
+    require(mesh.virtual_stages == 1 || mesh.schedule == ScheduleKind::interleaved, "mesh.virtual_stages = {} needs mesh.schedule=interleaved, not {}",
+            mesh.virtual_stages, name_of(mesh.schedule));
+    require(mesh.schedule != ScheduleKind::zero_bubble || c.train.recompute != Recompute::full,
+            "mesh.schedule = zero_bubble with train.recompute = full would run each forward pass three times: use selective or none");
+    require(c.optim.zero < 2 || mesh.pp == 1, "optim.zero = 2 is not available with pipeline stages (mesh.pp = {}): use optim.zero=1", mesh.pp);
+    layers_of_parts(m, static_cast<int>(mesh.pp), static_cast<int>(mesh.virtual_stages), mesh.layers_per_stage);
+}
+
 void check_build_limits(const Config& c) {
-    const MeshConfig& m = c.mesh;
-    const std::pair<const char*, int64_t> sizes[] = {{"tp", m.tp},
-                                                     {"pp", m.pp},
-                                                     {"dp", m.dp},
-                                                     {"cp", m.cp},
-                                                     {"ep", m.ep},
-                                                     {"etp", m.etp},
-                                                     {"virtual_stages", m.virtual_stages}};
-    for (const auto& [name, size] : sizes)
-        require(size == 1, "mesh.{} = {}, but this build runs one process: it must be 1", name, size);
     const bool gpu = c.run.device == Device::cuda;
     require(!gpu || cuda::compiled_in(), "run.device = cuda, but {}: use --run.device=cpu", cuda::probe().text);
     require(!gpu || gpu_head_size(c.model),
             "model.head_dim = {}, but attention on a GPU knows head sizes 64, 96 and 128: change the model, or use --run.device=cpu",
             c.model.head_dim);
+    require(c.run.comm != Comm::nccl || gpu, "run.comm = nccl carries data between GPUs: use --run.device=cuda, or --run.comm=host");
+    require(c.run.comm != Comm::host || !gpu, "run.comm = host carries data between host memories: use --run.device=cpu with it");
     require(!gpu || c.debug.streams == StreamMode::normal,
             "debug.streams = adversarial is a check of the CPU backend: use --run.device=cpu with it");
-    require(c.run.deterministic, "run.deterministic = off, but every operation is deterministic: leave it on");
+    require(c.run.deterministic || gpu, "run.deterministic = off lets NCCL choose its fastest sums; on CPUs every operation is deterministic: leave it on");
 }
 
 }  // namespace
 
-void resolve(Config& c) {
+void resolve(Config& c, int ranks, int local_ranks) {
     check_complete(c);
     check_ranges(c);
     derive_model(c);
-    derive_run(c);
+    derive_mesh(c, ranks);
+    derive_run(c, local_ranks);
     check_ranges(c);
     check_model(c.model);
     check_training(c);
+    check_mesh(c);
     check_build_limits(c);
 }
 
