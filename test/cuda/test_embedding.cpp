@@ -25,10 +25,23 @@ std::vector<int32_t> some_integers(int64_t count, int64_t below, uint64_t seed) 
     return v;
 }
 
+// A part of the vocabulary: rows [first, first + V) of `vocab`.
+struct Part {
+    Size s;
+    int64_t first, vocab;
+};
+// The first rank, one in the middle, the last; one whose rows nobody asks for; one without rows; 512 rows, whose sort needs a
+// second round for the tokens that belong elsewhere; runs that end where the others' tokens begin, within a block and not.
+const Part parts[] = {{{50, 40, 13, 33}, 0, 37},    {{50, 40, 13, 33}, 13, 37},  {{51, 33, 11, 7}, 26, 37},
+                      {{9, 8, 4, 3}, 5000, 37},     {{9, 8, 0, 3}, 13, 37},      {{700, 4, 512, 3}, 512, 1536},
+                      {{1000, 36, 3, 3}, 1, 5},     {{2500, 4, 40, 3}, 10, 3000}};
+
+// Of a table of s.V rows from `first` on.
 struct Gradients {
     Size s;
     DType act;
     Accumulate mode;
+    int64_t first = 0;
     Operand token, position, dx = Operand::random(act, s.N*s.C, 3), dwte = start(s.V, 5), dwpe = start(s.T, 6);
     Operand workspace =
         test::scratch(cpu::embedding_backward_workspace(s.N, s.V), cuda::embedding_backward_workspace(s.N, s.V));
@@ -47,15 +60,17 @@ struct Gradients {
                 .accumulate_wpe = mode,
                 .N = s.N,
                 .C = s.C,
+                .first = first,
                 .V = s.V,
                 .positions = s.T};
     }
 };
 
-Gradients gradients(Size s, DType act, Accumulate mode, const std::vector<int32_t>& tokens) {
+Gradients gradients(Size s, DType act, Accumulate mode, const std::vector<int32_t>& tokens, int64_t first = 0) {
     return {.s = s,
             .act = act,
             .mode = mode,
+            .first = first,
             .token = Operand::integers(tokens),
             .position = Operand::integers(some_integers(s.N, s.T, 2))};
 }
@@ -78,7 +93,8 @@ TEST_CASE("embedding_forward on the device", "[embedding]") {
                               .wpe_TC = positions ? wpe.tensor() : Tensor{},
                               .x_NC = x.tensor(),
                               .N = s.N,
-                              .C = s.C},
+                              .C = s.C,
+                              .V = s.V},
                              exact) <= 1e-9);
             }
     const Size s{5, 40, 9, 1};
@@ -91,8 +107,40 @@ TEST_CASE("embedding_forward on the device", "[embedding]") {
                   .wpe_TC = {},
                   .x_NC = x.tensor(),
                   .N = s.N,
-                  .C = s.C},
+                  .C = s.C,
+                  .V = s.V},
                  exact) <= 1e-9);
+}
+
+TEST_CASE("a part of the embedding table on the device", "[embedding]") {
+    for (const DType act : {f32, DType::bf16})
+        for (const Part& p : parts) {
+            const Size& s = p.s;
+            CAPTURE(name_of(act), s.N, s.C, s.V, p.first);
+            const auto tokens = some_integers(s.N, p.vocab, 1);
+            Operand token = Operand::integers(tokens), position = Operand::integers(some_integers(s.N, s.T, 2));
+            Operand wte = Operand::random(act, s.V * s.C, 3), wpe = Operand::random(act, s.T * s.C, 4),
+                    x = Operand::nans(act, s.N * s.C);
+            EmbeddingForward a{.token_N = token.tensor(),
+                               .position_N = position.tensor(),
+                               .wte_VC = wte.tensor(),
+                               .wpe_TC = {},
+                               .x_NC = x.tensor(),
+                               .N = s.N,
+                               .C = s.C,
+                               .first = p.first,
+                               .V = s.V};
+            CHECK(parity(cpu::embedding_forward, cuda::embedding_forward, a, exact) <= 1e-9);
+            a.wpe_TC = wpe.tensor();
+            CHECK(parity(cpu::embedding_forward, cuda::embedding_forward, a, exact) <= 1e-9);
+            for (const Accumulate mode : {Accumulate::overwrite, Accumulate::add}) {
+                // Runs of more than 64 tokens are summed in parts.
+                const bool long_runs = s.N == 1000;
+                CHECK(parity(cpu::embedding_backward, cuda::embedding_backward,
+                             gradients(s, act, mode, tokens, p.first).args(s.N < 51), long_runs ? 4e-6 : exact) <=
+                      (long_runs ? 1 : 1e-9));
+            }
+        }
 }
 
 TEST_CASE("embedding_backward on the device adds in token order", "[embedding]") {

@@ -180,3 +180,32 @@ TEST_CASE("a step that must not be applied changes nothing on the device", "[opt
     CHECK((s.grad.bytes() == before.grad.bytes() && s.param.bytes() == before.param.bytes()));
     for (int64_t i = 0; i < s.norms.elems(); ++i) CHECK(s.norms[i] == 0.0);
 }
+
+TEST_CASE("a rank that owns nothing, on the device", "[optimizer]") {
+    // Of every second tensor nothing; of the flat buffer nothing, with segments and without.
+    std::vector<Segment> sparse = many;
+    for (size_t i = 0; i < sparse.size(); i += 2) sparse[i].elems = 0;
+    sparse.insert(sparse.begin(), Segment{});
+    sparse.push_back({49300, 0, 0.1f});
+    const std::vector<Segment> two(2), none;
+    for (const std::vector<Segment>* table : std::initializer_list<const std::vector<Segment>*>{&sparse, &two, &none}) {
+        const int64_t count = static_cast<int64_t>(table->size()), flat = table == &sparse ? flat_of(sparse) : 0;
+        CAPTURE(count, flat);
+        State s{.table = *table, .flat = flat};
+        Operand sums = Operand::filled(DType::f64, 1, 3.0);
+        CHECK(parity(cpu::squared_norm, cuda::squared_norm,
+                     {.grad = s.grad.tensor(),
+                      .sums = sums.tensor(),
+                      .workspace = s.workspace.tensor(),
+                      .segments = table->data(),
+                      .segment_count = count},
+                     1e-14) <= 1);
+        if (flat == 0) CHECK(sums[0] == 3.0);
+        CHECK(parity(cpu::adamw, cuda::adamw, s.adamw(true), steps) <= 1);
+        CHECK(parity(cpu::lamb_direction, cuda::lamb_direction, s.lamb_direction(), steps) <= 1);
+        for (int64_t i = 0; i < 2 * count; ++i)
+            if ((*table)[static_cast<size_t>(i / 2)].elems == 0) CHECK(s.norms[i] == 0.0);
+        CHECK(parity(cpu::lamb_update, cuda::lamb_update, s.lamb_update(true), steps) <= 1);
+        if (flat > 0) CHECK(s.master.bytes() != State{.table = *table, .flat = flat}.master.bytes());
+    }
+}

@@ -53,7 +53,8 @@ TEST_CASE("embedding and cross-entropy at real shapes", "[.][real]") {
     const int64_t C = 768;
     Operand tokens = random_ids(N, V), place = positions(N), wte = Operand::random(half, P * C, 1), wpe = Operand::random(half, N * C, 2), x = Operand::nans(half, N * C);
     CHECK(parity(cpu::embedding_forward, cuda::embedding_forward,
-                 EmbeddingForward{.token_N = tokens.tensor(), .position_N = place.tensor(), .wte_VC = wte.tensor(), .wpe_TC = wpe.tensor(), .x_NC = x.tensor(), .N = N, .C = C}, 0) <= 1);
+                 EmbeddingForward{.token_N = tokens.tensor(), .position_N = place.tensor(), .wte_VC = wte.tensor(), .wpe_TC = wpe.tensor(), .x_NC = x.tensor(), .N = N, .C = C,
+                                  .V = P}, 0) <= 1);
     Operand dx = Operand::random(half, N * C, 3), dwte = Operand::nans(f32, P * C), dwpe = Operand::nans(f32, N * C);
     Operand scratch = test::scratch(cpu::embedding_backward_workspace(N, P), cuda::embedding_backward_workspace(N, P));
     CHECK(parity(cpu::embedding_backward, cuda::embedding_backward,
@@ -64,6 +65,26 @@ TEST_CASE("embedding and cross-entropy at real shapes", "[.][real]") {
     CHECK(parity(cpu::cross_entropy, cuda::cross_entropy,
                  CrossEntropy{.logits_NP = logits.tensor(), .target_N = target.tensor(), .loss_N = loss.tensor(), .dlogits_NP = dlogits.tensor(), .grad_scale = 1.0f / 1024,
                               .N = rows, .V = V, .P = P}, 2e-5) <= 1);
+    // Half of the vocabulary, whose other half is another rank's: tables, statistics and gradients.
+    const int64_t half_P = P / 2, first = half_P, own = V - first;
+    Operand half_x = Operand::nans(half, N * C), half_dwte = Operand::nans(f32, half_P * C);
+    CHECK(parity(cpu::embedding_forward, cuda::embedding_forward,
+                 EmbeddingForward{.token_N = tokens.tensor(), .wte_VC = wte.tensor().from(first * C), .x_NC = half_x.tensor(), .N = N, .C = C, .first = first, .V = half_P}, 0) <= 1);
+    CHECK(parity(cpu::embedding_backward, cuda::embedding_backward,
+                 EmbeddingBackward{.token_N = tokens.tensor(), .dx_NC = dx.tensor(), .dwte_VC = half_dwte.tensor(), .workspace = scratch.tensor(), .N = N, .C = C, .first = first,
+                                   .V = half_P}, 1e-6) <= 1);
+    Operand stats = Operand::nans(f32, 2 * rows * 3);
+    for (int64_t rank = 0; rank < 2; ++rank)
+        CHECK(parity(cpu::cross_entropy_stats, cuda::cross_entropy_stats,
+                     CrossEntropyStats{.logits_NP = logits.tensor().slice(rank * rows * half_P, rows * half_P), .target_N = target.tensor(),
+                                       .stats_N3 = stats.tensor().slice(rank * rows * 3, rows * 3), .N = rows, .V = rank == 0 ? half_P : own, .P = half_P, .first = rank * first}, 2e-5) <= 1);
+    CHECK(parity(cpu::cross_entropy_combine, cuda::cross_entropy_combine,
+                 CrossEntropyCombine{.logits_NP = logits.tensor().slice(rows * half_P, rows * half_P), .target_N = target.tensor(), .stats_RN3 = stats.tensor(), .loss_N = loss.tensor(),
+                                     .dlogits_NP = dlogits.tensor().slice(0, rows * half_P), .grad_scale = 1.0f / 1024, .N = rows, .V = own, .P = half_P, .first = first, .ranks = 2}, 2e-5) <= 1);
+    const int64_t n = rows * P / 4;
+    Operand sum = Operand::nans(half, n);
+    CHECK(parity(cpu::sum_parts, cuda::sum_parts,
+                 SumParts{.own = logits.tensor().slice(0, n), .others = logits.tensor().slice(n, 3 * n), .y = sum.tensor(), .rank = 2, .ranks = 4}, 0) <= 1);
 }
 
 TEST_CASE("linear layers at real shapes", "[.][real]") {

@@ -35,7 +35,8 @@ struct Curve {
 
 // `steps` optimizer steps over three batches in turn.
 Curve train(Device device, const std::vector<std::string>& more, int steps) {
-    Trainer t(config(device, more));
+    World world;
+    Trainer t(config(device, more), world);
     randomize(t);
     const bool isolated = t.config().data.documents == Documents::isolated;
     std::vector<Batch> batches;
@@ -44,16 +45,15 @@ Curve train(Device device, const std::vector<std::string>& more, int steps) {
     for (int step = 1; step <= steps; ++step) {
         const Batch& b = batches[static_cast<size_t>(step) % batches.size()];
         const float nominal = static_cast<float>(b.tokens.size());
-        t.stage().reset_loss(t.compute());
-        t.stage().forward(t.compute(), b.view(isolated));
-        t.stage().backward(t.compute(), 1 / nominal, t.optimizer().accumulate(0));
-        t.optimizer().step(t.compute(), learning_rate(t.config().optim, step, steps), step, nominal / static_cast<float>(b.valid));
-        const Optimizer::Outcome outcome = t.optimizer().outcome(t.compute());
+        t.stage().begin_step(t.compute());
+        t.pipeline().train(t.compute(), {b.view(isolated)}, 1 / nominal);
+        t.optimizer().settle_gradients(t.compute());
+        const Optimizer::Outcome outcome = update(t, learning_rate(t.config().optim, step, steps), step, nominal / static_cast<float>(b.valid));
         REQUIRE(outcome.applied);
         curve.grad_norm.push_back(outcome.grad_norm);
-        curve.loss.push_back(t.stage().loss_sum(t.compute()) / static_cast<double>(b.valid));
+        curve.loss.push_back(outcome.loss_sum / static_cast<double>(b.valid));
     }
-    const float* w = t.read_state().master;
+    const float* w = t.read_state()[0].master;
     curve.weights.assign(w, w + t.table().flat_elems());
     return curve;
 }
@@ -65,7 +65,8 @@ double largest_relative(const std::vector<double>& a, const std::vector<double>&
 }
 
 Gradients first_gradients(Device device, const std::vector<std::string>& more, const std::vector<Batch>& micro) {
-    Trainer t(config(device, more));
+    World world;
+    Trainer t(config(device, more), world);
     randomize(t);
     return gradients(t, micro);
 }
@@ -172,17 +173,27 @@ TEST_CASE("layers have names in profilers", "[trainer]") {
 
 TEST_CASE("initial values and loaded states are the same on both devices", "[trainer]") {
     [[maybe_unused]] const Ordered ordered;
-    Trainer cpu(config(Device::cpu, {})), gpu(config(Device::cuda, {}));
+    World world;
+    Trainer cpu(config(Device::cpu, {}), world), gpu(config(Device::cuda, {}), world);
     cpu.initialize_weights();
     gpu.initialize_weights();
     const int64_t n = cpu.table().flat_elems();
-    CHECK(std::equal(cpu.read_state().master, cpu.read_state().master + n, gpu.read_state().master));
-    const FlatState state = gpu.host_state();
-    for (int64_t i = 0; i < n; ++i) state.master[i] = static_cast<float>(i), state.m[i] = static_cast<float>(-i), state.v[i] = 0.5f;
+    const float* initial = cpu.read_state()[0].master;
+    CHECK(std::equal(initial, initial + n, gpu.read_state()[0].master));
+    const std::vector<StateShard> state = gpu.host_state();
+    REQUIRE(state.size() > 3);
+    for (const StateShard& s : state)
+        for (int64_t i = 0; i < s.elems; ++i) {
+            const auto x = static_cast<float>(s.first + i);
+            s.master[i] = x, s.m[i] = -x, s.v[i] = 0.5f;
+        }
     gpu.host_state_changed();
-    std::fill(state.master, state.master + 3 * n, 0.0f);
-    const FlatState back = gpu.read_state();
-    CHECK(back.master[n - 1] == static_cast<float>(n - 1));
-    CHECK(back.m[n - 1] == static_cast<float>(1 - n));
-    CHECK(back.v[0] == 0.5f);
+    std::fill_n(gpu.snapshot().as<float>(), gpu.snapshot().elems, 0.0f);
+    int64_t wrong = 0;
+    for (const StateShard& s : gpu.read_state())
+        for (int64_t i = 0; i < s.elems; ++i) {
+            const auto x = static_cast<float>(s.first + i);
+            wrong += s.master[i] != x || s.m[i] != -x || s.v[i] != 0.5f;
+        }
+    CHECK(wrong == 0);
 }

@@ -39,6 +39,25 @@ TEST_CASE("add_into on the device between all pairs of types", "[utility]") {
                 }
 }
 
+TEST_CASE("sum_parts on the device", "[utility]") {
+    for (const DType act : {f32, DType::bf16})
+        for (const int64_t ranks : {1, 2, 3, 4})
+            for (const int64_t n : {0, 1, 33, 4096, 5000}) {
+                Operand own = Operand::random(act, n, 1), others = Operand::random(act, (ranks - 1) * n, 2, 8.0),
+                        y = Operand::nans(act, n);
+                for (int64_t rank = 0; rank < ranks; ++rank) {
+                    CAPTURE(name_of(act), ranks, n, rank);
+                    SumParts a{.own = own.tensor(), .others = others.tensor(), .y = y.tensor(), .rank = rank, .ranks = ranks};
+                    CHECK(parity(cpu::sum_parts, cuda::sum_parts, a, exact) <= 1e-9);
+                    CHECK(parity(cpu::sum_parts, test::unaligned<cuda::sum_parts, SumParts>, a, exact) <= 1e-9);
+                    Operand in_place = own;
+                    a.own = in_place.tensor(), a.y = in_place.tensor();
+                    test::on_device(cuda::sum_parts, a);
+                    CHECK(in_place.bytes() == y.bytes());
+                }
+            }
+}
+
 TEST_CASE("copy and zero on the device", "[utility]") {
     for (const int64_t n : {1, 7, 4096}) {
         Operand x = Operand::random(f32, n, 3), y = Operand::nans(f32, n);
@@ -50,7 +69,7 @@ TEST_CASE("copy and zero on the device", "[utility]") {
 }
 
 TEST_CASE("sum on the device", "[utility]") {
-    for (const int64_t n : {1, 3, 1000, 20001})
+    for (const int64_t n : {0, 1, 3, 1000, 20001})
         for (const Accumulate accumulate : {Accumulate::overwrite, Accumulate::add}) {
             CAPTURE(n, static_cast<int>(accumulate));
             Operand x = Operand::random(f32, n, 1), sum = accumulate == Accumulate::add

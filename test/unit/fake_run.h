@@ -33,22 +33,24 @@ inline std::string config_of(const ModelConfig& model) {
     return to_json(c);
 }
 
-// A run at some step: buffers of random bits (NaN payloads included), padding zero.
+// A run at some step: tensors of random bits (NaN payloads included), padding zero.
 struct FakeRun {
     ModelConfig model = tiny_model();
     ParameterTable table{model};
     std::vector<float> master, m, v;
     TrainingState state;
 
-    explicit FakeRun(int64_t step = 0, const ModelConfig& of = tiny_model()) : model(of), table(of) {
+    explicit FakeRun(int64_t step = 0, const ModelConfig& of = tiny_model()) : model(of), table(of) { become(step); }
+    // The same model at another step; its table stays where it is, as that of a trainer does.
+    void become(int64_t step) {
         std::mt19937 random(static_cast<uint32_t>(step));
         for (auto* buffer : {&master, &m, &v}) {
             buffer->resize(static_cast<size_t>(table.flat_elems()));
-            for (float& x : *buffer) {
-                const uint32_t bits = random();
-                std::memcpy(&x, &bits, 4);
-            }
-            clear_padding(table, buffer->data());
+            for (const Parameter& p : table.all())
+                for (int64_t i = 0; i < p.elems; ++i) {
+                    const uint32_t bits = random();
+                    std::memcpy(&(*buffer)[static_cast<size_t>(p.offset + i)], &bits, 4);
+                }
         }
         state = {.step = step,
                  .updates = step - 1,
@@ -59,7 +61,7 @@ struct FakeRun {
                  .config_json = config_of(model),
                  .data_hash = "d1"};
     }
-    FlatState flat() { return {master.data(), m.data(), v.data()}; }
+    std::vector<StateSlice> slices() { return whole_state(table, master.data(), m.data(), v.data()); }
     bool same_bits(const FakeRun& other) const {
         const auto same = [](const std::vector<float>& a, const std::vector<float>& b) {
             return a.size() == b.size() && std::memcmp(a.data(), b.data(), a.size() * 4) == 0;
@@ -69,13 +71,13 @@ struct FakeRun {
 };
 
 inline StoreOptions store_options(const std::string& dir) {
-    return {.dir = dir, .keep = 3, .keep_every = 0, .threads = 1, .shard_bytes = 4000, .tool = "test", .on_phase = {}};
+    return {.dir = dir, .keep = 3, .keep_every = 0, .threads = 1, .shard_bytes = 4000, .tool = "test"};
 }
 
 inline SaveOutcome save(const std::string& dir, int64_t step) {
     FakeRun run(step);
     CheckpointStore store(store_options(dir));
-    SaveOutcome outcome = store.save(run.table, run.flat(), run.state);
+    SaveOutcome outcome = store.save(run.model, run.slices(), run.state);
     INFO(outcome.problem);
     REQUIRE(outcome.ok());
     return outcome;
@@ -87,7 +89,7 @@ inline int64_t load_exactly(const std::string& dir, std::vector<std::string>* da
     if (damaged) *damaged = found.damaged;
     if (!found.found()) return -1;
     FakeRun loaded(-1);
-    load_state(found, loaded.table, loaded.flat());
+    load_state(found, loaded.model, loaded.slices());
     const FakeRun expected(found.state.step);
     REQUIRE(loaded.same_bits(expected));
     REQUIRE(found.state.samples == expected.state.samples);

@@ -36,11 +36,12 @@ TEST_CASE("export takes the newest undamaged checkpoint of a run") {
     write_bytes(second + "/manifest.json", "{}");
     CHECK(run_export({folder / "run", "--to=" + folder / "b", "--dtype=bf16", "--file-bytes=2000"}) == 0);
 
-    const ParameterTable table(read_hf_config(folder / "a"));
+    const ModelConfig model = read_hf_config(folder / "a");
+    const ParameterTable table(model);
     std::vector<float> weights(static_cast<size_t>(table.flat_elems()));
-    import_hf(folder / "a", table, weights.data());
+    import_hf(folder / "a", model, whole_state(table, weights.data()));
     CHECK(std::memcmp(weights.data(), FakeRun(2).master.data(), weights.size() * 4) == 0);
-    import_hf(folder / "b", table, weights.data());
+    import_hf(folder / "b", model, whole_state(table, weights.data()));
     std::vector<float> first = FakeRun(1).master;
     for (float& x : first) x = static_cast<float>(bf16(x));
     CHECK(std::memcmp(weights.data(), first.data(), weights.size() * 4) == 0);

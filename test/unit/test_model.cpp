@@ -27,14 +27,15 @@ const std::vector<std::vector<std::string>> families = {
 }  // namespace
 
 TEST_CASE("every gradient of the model agrees with finite differences of its loss") {
+    World world;
     for (const auto& family : families) {
-        Trainer t(tiny(family));
+        Trainer t(tiny(family), world);
         randomize(t);
         const bool isolated = t.config().data.documents == Documents::isolated;
         const Batch batch = make_batch(2, 61, isolated, true);
         const Gradients g = gradients(t, {batch});
         REQUIRE(std::isfinite(g.loss));
-        float* w = t.optimizer().master().as<float>();
+        float* w = weights_of(t);
         std::mt19937 random(3);
         std::normal_distribution<float> normal;
         for (const Parameter& p : t.table().all()) {
@@ -63,6 +64,7 @@ TEST_CASE("every gradient of the model agrees with finite differences of its los
 }
 
 TEST_CASE("recomputation changes no bit") {
+    World world;
     for (const std::string dtype : {"fp32", "bf16"})
         for (auto family : families) {
             family.push_back("--train.dtype=" + dtype);
@@ -70,7 +72,7 @@ TEST_CASE("recomputation changes no bit") {
             for (const std::string mode : {"none", "selective", "full"}) {
                 auto args = family;
                 args.push_back("--train.recompute=" + mode);
-                Trainer t(tiny(args));
+                Trainer t(tiny(args), world);
                 randomize(t);
                 g.push_back(gradients(t, {make_batch(2, 61, t.config().data.documents == Documents::isolated, true)}));
             }
@@ -82,14 +84,15 @@ TEST_CASE("recomputation changes no bit") {
 }
 
 TEST_CASE("the gradient of the global mean does not depend on micro-batches, even with unequal numbers of valid tokens") {
+    World world;
     for (const auto& family : families) {
         auto args = family;
         args.push_back("--train.micro_batch=4");
-        Trainer whole(tiny(args));
+        Trainer whole(tiny(args), world);
         randomize(whole);
         args.back() = "--train.micro_batch=1";
         args.push_back("--train.global_batch=4");
-        Trainer split(tiny(args));
+        Trainer split(tiny(args), world);
         randomize(split);
         const bool isolated = whole.config().data.documents == Documents::isolated;
         const Batch batch = make_batch(4, 61, isolated, true);
@@ -101,9 +104,10 @@ TEST_CASE("the gradient of the global mean does not depend on micro-batches, eve
 }
 
 TEST_CASE("256 identical micro-batches are one") {
+    World world;
     const Batch batch = make_batch(1, 61, false, false);
     const auto with = [&](const char* global_batch, size_t count) {
-        Trainer t(tiny({"--train.micro_batch=1", global_batch}));
+        Trainer t(tiny({"--train.micro_batch=1", global_batch}), world);
         randomize(t);
         return gradients(t, std::vector<Batch>(count, batch));
     };
@@ -113,12 +117,13 @@ TEST_CASE("256 identical micro-batches are one") {
 }
 
 TEST_CASE("thread counts agree within rounding") {
+    World world;
     const int threads = omp_get_max_threads();
     for (const auto& family : families) {
         std::vector<Gradients> g;
         for (const int n : {1, 2}) {
             omp_set_num_threads(n);
-            Trainer t(tiny(family));
+            Trainer t(tiny(family), world);
             randomize(t);
             g.push_back(gradients(t, {make_batch(2, 61, t.config().data.documents == Documents::isolated, true)}));
             if (n == 2) CHECK(worst_difference(t.table(), g[0], g[1]) < 1e-6);
@@ -128,7 +133,8 @@ TEST_CASE("thread counts agree within rounding") {
 }
 
 TEST_CASE("a document does not see the one before it") {
-    Trainer t(tiny(families[4]));
+    World world;
+    Trainer t(tiny(families[4]), world);
     randomize(t);
     Batch batch = make_batch(2, 61, true, false);
     const auto second = std::find_if(batch.doc_start.begin(), batch.doc_start.end(), [](int32_t s) { return s > 0; });
@@ -144,7 +150,8 @@ TEST_CASE("a document does not see the one before it") {
 }
 
 TEST_CASE("evaluation leaves no trace in a training step") {
-    Trainer a(tiny()), b(tiny());
+    World world;
+    Trainer a(tiny(), world), b(tiny(), world);
     randomize(a);
     randomize(b);
     const Batch batch = make_batch(2, 61, false, false), other = make_batch(2, 61, false, false, 9);
@@ -153,17 +160,17 @@ TEST_CASE("evaluation leaves no trace in a training step") {
 }
 
 TEST_CASE("clipping scales to the norm, small gradients stay") {
-    const auto moment = [](double factor) {  // |m| after one step is (1 - beta1) |g as applied|
-        Trainer t(tiny({"--optim.clip=1"}));
+    World world;
+    const auto moment = [&](double factor) {  // |m| after one step is (1 - beta1) |g as applied|
+        Trainer t(tiny({"--optim.clip=1"}), world);
         randomize(t);
         gradients(t, {make_batch(2, 61, false, false)});
         const int64_t n = t.table().flat_elems();
-        float* g = t.optimizer().grad().as<float>();
+        float* g = gradients_of(t);
         const double before = norm(g, n);
         for (int64_t i = 0; i < n; ++i) g[i] *= static_cast<float>(factor / before);
-        t.optimizer().step(t.compute(), 1e-3, 1, 1.0f);
-        CHECK(std::abs(t.optimizer().outcome(t.compute()).grad_norm / factor - 1) < 1e-5);
-        return norm(t.optimizer().m().as<float>(), n) / 0.1;
+        CHECK(std::abs(update(t, 1e-3, 1, 1.0f).grad_norm / factor - 1) < 1e-5);
+        return norm(moments_of(t), n) / 0.1;
     };
     CHECK(std::abs(moment(100.0) - 1.0) < 1e-5);
     CHECK(std::abs(moment(0.5) - 0.5) < 1e-5);
@@ -189,30 +196,30 @@ TEST_CASE("learning rates") {
 }
 
 TEST_CASE("NaN changes nothing") {
+    World world;
     for (const std::string name : {"adamw", "lamb"}) {
-        Trainer t(tiny({"--optim.name=" + name, "--optim.clip=1"}));
+        Trainer t(tiny({"--optim.name=" + name, "--optim.clip=1"}), world);
         randomize(t);
         gradients(t, {make_batch(2, 61, false, false)});
         const int64_t n = t.table().flat_elems();
-        float* g = t.optimizer().grad().as<float>();
-        const std::vector<float> before(t.optimizer().master().as<float>(), t.optimizer().master().as<float>() + n);
+        float* g = gradients_of(t);
+        const std::vector<float> before(weights_of(t), weights_of(t) + n);
         for (const Parameter& p : t.table().all())  // a place inside a tensor, not in padding
             if (p.role == Role::matrix) g[p.offset + 1] = std::nanf("");
-        t.optimizer().step(t.compute(), 1e-2, 1, 1.0f);
-        CHECK_FALSE(t.optimizer().outcome(t.compute()).applied);
-        CHECK(std::equal(before.begin(), before.end(), t.optimizer().master().as<float>()));
+        CHECK_FALSE(update(t, 1e-2, 1, 1.0f).applied);
+        CHECK(std::equal(before.begin(), before.end(), weights_of(t)));
         gradients(t, {make_batch(2, 61, false, false)});
-        t.optimizer().step(t.compute(), 1e-2, 1, 1.0f);
-        CHECK(t.optimizer().outcome(t.compute()).applied);
-        CHECK_FALSE(std::equal(before.begin(), before.end(), t.optimizer().master().as<float>()));
+        CHECK(update(t, 1e-2, 1, 1.0f).applied);
+        CHECK_FALSE(std::equal(before.begin(), before.end(), weights_of(t)));
     }
 }
 
 TEST_CASE("the plan is what is allocated") {
+    World world;
     for (const std::string recompute : {"none", "selective", "full"}) {
         const Config c = tiny({"--train.recompute=" + recompute, "--checkpoint.every=5", "--train.dtype=bf16"});
         const MemoryByClass plan = plan_memory(c);
-        const Trainer t(c);
+        const Trainer t(c, world);
         CHECK(std::accumulate(plan.begin(), plan.end(), int64_t{0}) == t.memory_bytes());
     }
     CHECK(plan_memory(tiny({"--train.recompute=full"}))[3] < plan_memory(tiny({"--train.recompute=selective"}))[3]);
@@ -220,9 +227,10 @@ TEST_CASE("the plan is what is allocated") {
 }
 
 TEST_CASE("a model that does not fit is refused before anything is allocated, with sizes") {
+    World world;
     const Config c = tiny({"--model.hidden=65536", "--model.heads=512", "--model.layers=100"});
     try {
-        Trainer t(c);
+        Trainer t(c, world);
         FAIL("it was accepted");
     } catch (const Problem& p) {
         CHECK(p.code() == Exit::usage);
@@ -231,19 +239,20 @@ TEST_CASE("a model that does not fit is refused before anything is allocated, wi
 }
 
 TEST_CASE("every operation declares what orders it: the adversarial engine gives the same bits and finds nothing") {
+    World world;
     for (auto family : families) {
         std::vector<Gradients> g;
         std::vector<std::vector<float>> weights;
+        family.push_back("--train.global_batch=4");
         for (const std::string mode : {"normal", "adversarial"}) {
             family.push_back("--debug.streams=" + mode);
-            Trainer t(tiny(family));
+            Trainer t(tiny(family), world);
             randomize(t);
             const bool isolated = t.config().data.documents == Documents::isolated;
             g.push_back(gradients(t, {make_batch(2, 61, isolated, true), make_batch(2, 61, isolated, true, 5)}));
-            t.optimizer().step(t.compute(), 1e-2, 1, 1.0f);
-            REQUIRE(t.optimizer().outcome(t.compute()).applied);
+            REQUIRE(update(t, 1e-2, 1, 1.0f).applied);
             t.engine().wait_all();
-            weights.emplace_back(t.optimizer().master().as<float>(), t.optimizer().master().as<float>() + t.table().flat_elems());
+            weights.emplace_back(weights_of(t), weights_of(t) + t.table().flat_elems());
             CHECK(t.engine().findings().empty());
         }
         CHECK(g[0].flat == g[1].flat);
@@ -256,8 +265,8 @@ TEST_CASE("initial values: normal, independent of the layout, different everywhe
     const Config c = tiny({"--model.layers=2", "--model.hidden=64", "--model.init_std=0.02"});
     const ParameterTable table(c.model);
     std::vector<float> a(static_cast<size_t>(table.flat_elems())), b(a.size());
-    initialize(table, 1234, a.data());
-    initialize(table, 1235, b.data());
+    initialize(whole_state(table, a.data()), 1234);
+    initialize(whole_state(table, b.data()), 1235);
     double sum = 0, squares = 0;
     const Parameter& w = table.at("layers.0.ffn.up.weight");
     for (int64_t i = 0; i < w.elems; ++i) sum += a[w.offset + i], squares += std::pow(a[w.offset + i], 2);
@@ -272,6 +281,6 @@ TEST_CASE("initial values: normal, independent of the layout, different everywhe
     deeper.model.layers = 4;
     const ParameterTable more(deeper.model);
     std::vector<float> d(static_cast<size_t>(more.flat_elems()));
-    initialize(more, 1234, d.data());
+    initialize(whole_state(more, d.data()), 1234);
     CHECK(d[more.at("layers.1.ffn.up.weight").offset + 5] == a[other.offset + 5]);
 }

@@ -31,11 +31,12 @@ std::vector<int32_t> some_integers(int64_t count, int64_t below, uint64_t seed) 
     return v;
 }
 
+// Of a table of rows [first, first + V), with tokens below `vocab` (0: V).
 struct EmbeddingGradients {
     Operand dwte, dwpe;
-    EmbeddingGradients(DType act, Size s, int64_t V, int64_t T, Accumulate mode)
+    EmbeddingGradients(DType act, Size s, int64_t V, int64_t T, Accumulate mode, int64_t first = 0, int64_t vocab = 0)
         : dwte(Operand::random(f32, V * s.C, 5)), dwpe(Operand::random(f32, T * s.C, 6)) {
-        Operand token = Operand::integers(some_integers(s.N, V, 1));
+        Operand token = Operand::integers(some_integers(s.N, vocab ? vocab : V, 1));
         Operand position = Operand::integers(some_integers(s.N, T, 2));
         Operand dx = Operand::random(act, s.N * s.C, 3), workspace(DType::u8, cpu::embedding_backward_workspace(s.N, V));
         cpu::embedding_backward({.token_N = token.tensor(),
@@ -48,6 +49,7 @@ struct EmbeddingGradients {
                                  .accumulate_wpe = mode,
                                  .N = s.N,
                                  .C = s.C,
+                                 .first = first,
                                  .V = V,
                                  .positions = T});
     }
@@ -154,7 +156,8 @@ TEST_CASE("embedding_forward adds token and position rows", "[pointwise]") {
                                .wpe_TC = wpe.tensor(),
                                .x_NC = x.tensor(),
                                .N = s.N,
-                               .C = s.C};
+                               .C = s.C,
+                               .V = 37};
             cpu::embedding_forward(a);
             CHECK(worst(x, both, act, 0) <= 1);
             a.wpe_TC = Tensor{};
@@ -193,6 +196,64 @@ TEST_CASE("embedding_backward adds every token's gradient to its row", "[pointwi
     CHECK(test::same_for_thread_counts([] {
         return EmbeddingGradients(f32, {500, 33}, 61, 5, Accumulate::add).dwte.bytes();
     }));
+}
+
+// The cuts of `total` rows into ranks; with 4, one rank has none.
+std::vector<int64_t> cuts(int64_t total, int64_t ranks) {
+    std::vector<int64_t> c{0, total};
+    if (ranks > 1) c.insert(c.begin() + 1, total / 3);
+    if (ranks > 2) c.insert(c.begin() + 2, total / 3 + 1);
+    if (ranks > 3) c.insert(c.begin() + 3, total / 3 + 1);
+    return c;
+}
+
+TEST_CASE("a table split over ranks: rows of others are zero in forward and skipped in backward", "[pointwise]") {
+    const int64_t vocab = 37, T = 19;
+    for (const DType act : {f32, DType::bf16})
+        for (const Size s : odd_sizes)
+            for (const int64_t ranks : {1, 2, 3, 4}) {
+                CAPTURE(name_of(act), s.N, s.C, ranks);
+                const auto cut = cuts(vocab, ranks);
+                const auto token = some_integers(s.N, vocab, 1), position = some_integers(s.N, T, 2);
+                Operand tokens = Operand::integers(token), positions = Operand::integers(position);
+                Operand wte = Operand::random(act, vocab * s.C, 3), wpe = Operand::random(act, T * s.C, 4);
+                const EmbeddingGradients whole(act, s, vocab, T, Accumulate::overwrite);
+                for (int64_t q = 0; q < ranks; ++q) {
+                    const int64_t first = cut[static_cast<size_t>(q)], V = cut[static_cast<size_t>(q) + 1] - first;
+                    Operand x = Operand::nans(act, s.N * s.C), with_positions = x;
+                    EmbeddingForward a{.token_N = tokens.tensor(),
+                                       .wte_VC = wte.tensor().slice(first * s.C, V * s.C),
+                                       .x_NC = x.tensor(),
+                                       .N = s.N,
+                                       .C = s.C,
+                                       .first = first,
+                                       .V = V};
+                    cpu::embedding_forward(a);
+                    a.position_N = positions.tensor(), a.wpe_TC = wpe.tensor(), a.x_NC = with_positions.tensor();
+                    cpu::embedding_forward(a);
+                    Values want, both;
+                    for (int64_t i = 0; i < s.N * s.C; ++i) {
+                        const int32_t t = token[static_cast<size_t>(i / s.C)], p = position[static_cast<size_t>(i / s.C)];
+                        want.push_back(t >= first && t < first + V ? wte[t * s.C + i % s.C] : 0.0);
+                        both.push_back(want.back() + wpe[p * s.C + i % s.C]);
+                    }
+                    CHECK(x.values() == want);
+                    CHECK(worst(with_positions, both, act, 0) <= 1);
+
+                    for (const Accumulate mode : {Accumulate::overwrite, Accumulate::add}) {
+                        const EmbeddingGradients part(act, s, V, T, mode, first, vocab);
+                        Values added = slice(whole.dwte.values(), first * s.C, V * s.C);
+                        if (mode == Accumulate::overwrite) {
+                            CHECK(part.dwte.values() == added);
+                            CHECK(part.dwpe.bytes() == whole.dwpe.bytes());
+                            continue;
+                        }
+                        const Operand before = Operand::random(f32, V * s.C, 5);
+                        for (int64_t i = 0; i < V * s.C; ++i) added[static_cast<size_t>(i)] += before[i];
+                        CHECK(worst(part.dwte, added, f32, 1e-6) <= 1);
+                    }
+                }
+            }
 }
 
 TEST_CASE("rotary turns pairs by the angle of their position, and back", "[pointwise]") {
@@ -253,6 +314,16 @@ TEST_CASE("GELU and its slope, on small and extreme inputs", "[pointwise]") {
                 CHECK(worst(y, want, act, 1e-6) <= 1);
                 CHECK(worst(dx, slope, act, differences) <= 1);
             }
+    for (const DType act : {f32, DType::bf16})
+        for (const ActivationKind kind : gelus) {  // dx may lie where dy or where x is
+            Operand x = Operand::random(act, 3 * 33, 1, 4.0), dy = Operand::random(act, 3 * 33, 2), dx = dy;
+            ActivationBackward a{
+                .x_NF = x.tensor(), .dy_NF = dy.tensor(), .dx_NF = dx.tensor(), .kind = kind, .N = 3, .F = 33};
+            cpu::activation_backward(a);
+            a.dx_NF = x.tensor();
+            cpu::activation_backward(a);
+            CHECK(x.bytes() == dx.bytes());
+        }
     Operand x = Operand::random(f32, 5, 1), y(f32, 5), dx(f32, 5), one = Operand::filled(f32, 5, 1.0);
     const double extreme[] = {-1e30, 1e30, -1e4, 1e4, NAN};
     for (int64_t i = 0; i < 5; ++i) x.set(i, extreme[i]);
@@ -323,4 +394,145 @@ TEST_CASE("cross_entropy: in place, evaluation, NaN, thread counts", "[pointwise
         bad.run(bad.dlogits.tensor(), 0.5f);
         CHECK((std::isnan(bad.loss[0]) && std::isnan(bad.dlogits[5]) && bad.dlogits[3001] == 0));
     }
+}
+
+namespace {
+
+// The loss of `whole` with its vocabulary split: every rank has its columns in rows of its own, behind which padding holds
+// garbage. `run` fills whole.dlogits and the losses of all ranks.
+struct SplitLoss {
+    Loss& whole;
+    std::vector<int64_t> cut;
+    int64_t ranks = static_cast<int64_t>(cut.size()) - 1;
+    Operand stats = Operand::nans(f32, ranks * whole.N * 3);
+    std::vector<Operand> losses;
+
+    int64_t first(int64_t q) const { return cut[static_cast<size_t>(q)]; }
+    int64_t columns(int64_t q) const { return cut[static_cast<size_t>(q) + 1] - first(q); }
+    int64_t row(int64_t q) const { return columns(q) + 3; }
+    Operand logits(int64_t q) const {
+        Operand own = Operand::nans(whole.logits.tensor().dtype, whole.N * row(q));
+        for (int64_t n = 0; n < whole.N; ++n)
+            for (int64_t v = 0; v < columns(q); ++v) own.set(n * row(q) + v, whole.logits[n * whole.P + first(q) + v]);
+        return own;
+    }
+    Tensor stats_of(int64_t q) { return stats.tensor().slice(q * whole.N * 3, whole.N * 3); }
+    enum class Gradient { apart, in_place, none };
+    void run(float scale, Gradient gradient) {
+        Tensor target = whole.target.tensor();
+        for (int64_t q = 0; q < ranks; ++q) {
+            Operand own = logits(q);
+            cpu::cross_entropy_stats({.logits_NP = own.tensor(),
+                                      .target_N = target,
+                                      .stats_N3 = stats_of(q),
+                                      .N = whole.N,
+                                      .V = columns(q),
+                                      .P = row(q),
+                                      .first = first(q)});
+        }
+        for (int64_t q = 0; q < ranks; ++q) {
+            Operand own = logits(q), apart = Operand::nans(whole.dlogits.tensor().dtype, whole.N * row(q));
+            Operand& dlogits = gradient == Gradient::in_place ? own : apart;
+            losses.push_back(Operand::nans(f32, whole.N));
+            cpu::cross_entropy_combine({.logits_NP = gradient == Gradient::none ? Tensor{} : own.tensor(),
+                                        .target_N = target,
+                                        .stats_RN3 = stats.tensor(),
+                                        .loss_N = losses.back().tensor(),
+                                        .dlogits_NP = gradient == Gradient::none ? Tensor{} : dlogits.tensor(),
+                                        .grad_scale = scale,
+                                        .N = whole.N,
+                                        .V = columns(q),
+                                        .P = row(q),
+                                        .first = first(q),
+                                        .ranks = ranks});
+            if (gradient == Gradient::none) continue;
+            for (int64_t n = 0; n < whole.N; ++n) {
+                for (int64_t v = 0; v < columns(q); ++v)
+                    whole.dlogits.set(n * whole.P + first(q) + v, dlogits[n * row(q) + v]);
+                for (int64_t v = columns(q); v < row(q); ++v)
+                    if (dlogits[n * row(q) + v] != 0) FAIL("the gradient of padding is not zero");
+            }
+        }
+    }
+};
+
+}  // namespace
+
+TEST_CASE("cross_entropy split over 1 to 4 ranks is that of the whole vocabulary", "[pointwise]") {
+    using Gradient = SplitLoss::Gradient;
+    const std::pair<DType, DType> types[] = {{f32, f32}, {f32, DType::bf16}, {DType::bf16, DType::bf16}};
+    const int64_t N = 5, V = 3001;
+    for (const auto& [logit, grad] : types)
+        for (const double spread : {1.0, 30.0, 1e4})
+            for (const int64_t ranks : {1, 2, 3, 4}) {
+                CAPTURE(name_of(logit), name_of(grad), spread, ranks);
+                Loss whole(logit, grad, N, V, V, spread);
+                whole.target = Operand::integers({0, 3000, -1, 1000, 1001});
+                whole.run(whole.dlogits.tensor(), 0.25f);
+                Loss split = whole;
+                split.dlogits = Operand::filled(grad, N * V, 7.0);
+                SplitLoss s{.whole = split, .cut = cuts(V, ranks), .losses = {}};
+                s.run(0.25f, logit == grad ? Gradient::in_place : Gradient::apart);
+                CHECK(worst(s.losses[0], whole.loss.values(), f32, 3e-7) <= 1);
+                CHECK((s.losses[0][2] == 0 && split.dlogits[2 * V] == 0 && split.dlogits[3 * V - 1] == 0));
+                CHECK(worst(split.dlogits, whole.dlogits.values(), grad, 3e-7) <= (grad == f32 ? 1 : 2));
+                SplitLoss evaluation{.whole = split, .cut = cuts(V, ranks), .losses = {}};
+                evaluation.run(0.25f, Gradient::none);
+                for (size_t q = 0; q < static_cast<size_t>(ranks); ++q)
+                    CHECK((s.losses[q].bytes() == s.losses[0].bytes() &&
+                           evaluation.losses[q].bytes() == s.losses[0].bytes()));
+            }
+}
+
+TEST_CASE("statistics of cross_entropy: exact cases, uniform logits, no columns, infinite and missing ones", "[pointwise]") {
+    using Gradient = SplitLoss::Gradient;
+    const double infinity = std::numeric_limits<double>::infinity();
+    // ln V for every split: all exponentials are 1, and their sums are exact.
+    for (const double level : {0.0, -3.5, 1e4})
+        for (const int64_t ranks : {1, 2, 3, 4}) {
+            Loss uniform(f32, f32, 3, 1000, 1000, 1.0);
+            uniform.logits = Operand::filled(f32, 3 * 1000, level);
+            uniform.target = Operand::integers({0, 333, 999});
+            SplitLoss s{.whole = uniform, .cut = cuts(1000, ranks), .losses = {}};
+            s.run(1.0f, Gradient::apart);
+            CAPTURE(level, ranks);
+            for (int64_t n = 0; n < 3; ++n) CHECK(s.losses[0][n] == static_cast<float>(std::log(1000.0f)));
+            for (int64_t q = 0; q < ranks; ++q)
+                CHECK((s.stats[q * 9] == (s.columns(q) > 0 ? level : -infinity) &&
+                       s.stats[q * 9 + 1] == static_cast<double>(s.columns(q))));
+            CHECK(s.stats[2] == level);
+        }
+    // A largest logit in the middle of a row: the reference was another until then.
+    Loss far(f32, f32, 1, 4000, 4000, 1.0);
+    far.logits.set(2500, 15.0);
+    far.target = Operand::integers({17});
+    SplitLoss s{.whole = far, .cut = {0, 4000}, .losses = {}};
+    s.run(1.0f, Gradient::none);
+    double sum = 0;
+    for (int64_t v = 0; v < 4000; ++v) sum += std::exp(far.logits[v] - 15.0);
+    CHECK((s.stats[0] == 15 && std::abs(s.stats[1] - sum) < 1e-6 * sum && s.stats[2] == far.logits[17]));
+
+    // One rank sees -infinity alone: the others decide. All ranks: a NaN, as without a split. And a NaN spoils its row.
+    for (const int64_t ranks : {1, 2, 3, 4}) {
+        Loss l(f32, f32, 3, 3000, 3000, 1.0);
+        for (int64_t v = 0; v < 2000; ++v) l.logits.set(v, -infinity);
+        for (int64_t v = 0; v < 3000; ++v) l.logits.set(3000 + v, -infinity);
+        l.logits.set(2 * 3000 + 1000, NAN);
+        l.target = Operand::integers({2500, 2500, 0});
+        l.run(l.dlogits.tensor(), 1.0f);
+        Loss split = l;
+        SplitLoss t{.whole = split, .cut = cuts(3000, ranks), .losses = {}};
+        t.run(1.0f, Gradient::apart);
+        CAPTURE(ranks);
+        for (const Operand* loss : {&l.loss, &t.losses[0], &t.losses.back()})
+            CHECK((std::isfinite((*loss)[0]) && std::isnan((*loss)[1]) && std::isnan((*loss)[2])));
+        CHECK(std::abs(t.losses[0][0] - l.loss[0]) <= 1e-6 * l.loss[0]);
+        CHECK((split.dlogits[0] == 0 && std::isnan(split.dlogits[3000]) && std::isnan(split.dlogits[2 * 3000 + 2999])));
+    }
+    CHECK(test::same_for_thread_counts([] {
+        Loss l(DType::bf16, DType::bf16, 17, 3001, 3001, 5.0);
+        SplitLoss split{.whole = l, .cut = cuts(3001, 3), .losses = {}};
+        split.run(0.5f, Gradient::in_place);
+        return l.dlogits.bytes();
+    }));
 }

@@ -73,7 +73,7 @@ struct State {
                     .step = step});
     }
     Operand norms = Operand(DType::f64, 2 * static_cast<int64_t>(segments.size()));
-    void lamb_direction(int64_t step) {
+    void lamb_direction(int64_t step, const std::vector<Segment>& cut = segments) {
         grad = Operand::random(f32, flat, 100 + static_cast<uint64_t>(step), 1e-2);
         cpu::lamb_direction({.master = master.tensor(),
                              .control = control.tensor(),
@@ -81,19 +81,19 @@ struct State {
                              .v = v.tensor(),
                              .grad = grad.tensor(),
                              .norms = norms.tensor(),
-                             .segments = segments.data(),
-                             .segment_count = static_cast<int64_t>(segments.size()),
+                             .segments = cut.data(),
+                             .segment_count = static_cast<int64_t>(cut.size()),
                              .eps = 1e-6f,
                              .step = step});
     }
-    void lamb_update() {
+    void lamb_update(const std::vector<Segment>& cut = segments) {
         cpu::lamb_update({.master = master.tensor(),
                           .direction = grad.tensor(),
                           .norms = norms.tensor(),
                           .control = control.tensor(),
                           .param = param.tensor(),
-                          .segments = segments.data(),
-                          .segment_count = static_cast<int64_t>(segments.size()),
+                          .segments = cut.data(),
+                          .segment_count = static_cast<int64_t>(cut.size()),
                           .lr = 1e-2f});
     }
     std::vector<std::byte> bytes() const {
@@ -194,6 +194,90 @@ TEST_CASE("add_into between all pairs of types; copy; zero", "[pointwise]") {
     CHECK(y.bytes() == x.bytes());
     cpu::zero({.y = y.tensor().slice(1, 199999)});
     CHECK((y[0] == x[0] && y[1] == 0 && y[100000] == 0 && y[199999] == 0 && y[200000] == x[200000]));
+}
+
+TEST_CASE("sum_parts adds what the ranks have in rank order and rounds once", "[pointwise]") {
+    for (const DType act : {f32, DType::bf16})
+        for (const int64_t ranks : {1, 2, 3, 4})
+            for (const int64_t n : {0, 1, 33, 20000}) {
+                CAPTURE(name_of(act), ranks, n);
+                std::vector<Operand> parts;
+                // Over many powers of two, so that another order gives another rounding.
+                for (int64_t q = 0; q < ranks; ++q) {
+                    parts.push_back(Operand::random(act, n, static_cast<uint64_t>(10 + q)));
+                    for (int64_t i = 0; i < n; ++i)
+                        parts.back().set(i, parts.back()[i] * std::exp2(static_cast<double>((i + 5 * q) % 7)));
+                }
+                Operand want(act, n);
+                for (int64_t i = 0; i < n; ++i) {
+                    float total = static_cast<float>(parts[0][i]);
+                    for (size_t q = 1; q < parts.size(); ++q) total += static_cast<float>(parts[q][i]);
+                    want.set(i, total);
+                }
+                for (int64_t rank = 0; rank < ranks; ++rank) {
+                    Operand own = parts[static_cast<size_t>(rank)], others(act, (ranks - 1) * n),
+                            y = Operand::nans(act, n);
+                    for (int64_t q = 0, to = 0; q < ranks; ++q)
+                        if (q != rank)
+                            for (int64_t i = 0; i < n; ++i) others.set(to++, parts[static_cast<size_t>(q)][i]);
+                    SumParts a{.own = own.tensor(),
+                               .others = others.tensor(),
+                               .y = y.tensor(),
+                               .rank = rank,
+                               .ranks = ranks};
+                    cpu::sum_parts(a);
+                    CHECK(y.bytes() == want.bytes());
+                    a.y = own.tensor();
+                    cpu::sum_parts(a);
+                    CHECK(own.bytes() == want.bytes());
+                }
+            }
+}
+
+TEST_CASE("a rank that owns nothing of some tensors, or of all", "[pointwise]") {
+    // The same tensors with empty segments in between: nothing changes, and their norms are zero.
+    std::vector<Segment> with_empty = segments;
+    for (const int64_t offset : {5003, 39207}) {
+        const auto at = std::find_if(with_empty.begin(), with_empty.end(), [&](const Segment& s) { return s.offset >= offset; });
+        with_empty.insert(at, Segment{offset, 0, 0.1f});
+    }
+    with_empty.insert(with_empty.begin(), Segment{0, 0, 0.1f});
+    State plain, empty = plain;
+    plain.adamw(1);
+    empty.adamw(1, with_empty);
+    CHECK(plain.bytes() == empty.bytes());
+    plain.lamb_direction(2);
+    empty.norms = Operand::nans(DType::f64, 2 * static_cast<int64_t>(with_empty.size()));
+    empty.lamb_direction(2, with_empty);
+    for (size_t s = 0, of_plain = 0; s < with_empty.size(); ++s)
+        for (int64_t k = 0; k < 2; ++k)
+            CHECK(empty.norms[2 * static_cast<int64_t>(s) + k] ==
+                  (with_empty[s].elems == 0 ? 0.0 : plain.norms[2 * static_cast<int64_t>(k == 1 ? of_plain++ : of_plain) + k]));
+    plain.lamb_update();
+    empty.lamb_update(with_empty);
+    CHECK(plain.master.bytes() == empty.master.bytes());
+    CHECK(plain.param.bytes() == empty.param.bytes());
+
+    // No buffer at all, with segments and without.
+    const std::vector<Segment> none, two(2);
+    for (const auto* table : {&none, &two}) {
+        const int64_t count = static_cast<int64_t>(table->size());
+        Operand buffer(f32, 0), param(DType::bf16, 0), control = Operand::filled(f32, 2, 1.0);
+        Operand norms = Operand::nans(DType::f64, 2 * count), sums = Operand::filled(DType::f64, 1, 3.0);
+        cpu::squared_norm({.grad = buffer.tensor(), .sums = sums.tensor(), .segments = table->data(), .segment_count = count});
+        cpu::sum({.x = buffer.tensor(), .sum = sums.tensor()});
+        CHECK(sums[0] == 3.0);
+        cpu::sum({.x = buffer.tensor(), .sum = sums.tensor(), .accumulate = Accumulate::overwrite});
+        CHECK(sums[0] == 0.0);
+        const Tensor b = buffer.tensor();
+        cpu::adamw({.master = b, .m = b, .v = b, .grad = b, .control = control.tensor(), .param = param.tensor(),
+                    .segments = table->data(), .segment_count = count});
+        cpu::lamb_direction({.master = b, .control = control.tensor(), .m = b, .v = b, .grad = b, .norms = norms.tensor(),
+                             .segments = table->data(), .segment_count = count});
+        for (int64_t i = 0; i < norms.elems(); ++i) CHECK(norms[i] == 0.0);
+        cpu::lamb_update({.master = b, .direction = b, .norms = norms.tensor(), .control = control.tensor(),
+                          .param = param.tensor(), .segments = table->data(), .segment_count = count});
+    }
 }
 
 TEST_CASE("sum and squared_norm in double, in an order of their own", "[pointwise]") {

@@ -4,6 +4,9 @@
 #include <atomic>
 #include <condition_variable>
 #include <cstdint>
+#include <future>
+#include <thread>
+#include <chrono>
 #include <mutex>
 #include <random>
 #include <set>
@@ -106,13 +109,31 @@ TEST_CASE("an inline stream that follows a worker waits for it", "[stream]") {
     CHECK(value == 20);
 }
 
+TEST_CASE("the last ticket of a stream stands for what it followed too, and following twice changes nothing", "[stream]") {
+    const StreamMode mode = GENERATE(StreamMode::normal, StreamMode::adversarial);
+    StreamEngine engine(mode);
+    Stream &a = engine.add("a", StreamKind::communication), &b = engine.add("b", StreamKind::communication);
+    std::atomic<int> value = 0;
+    const Ticket own = b.submit("own", {}, nothing), set = a.submit("set", {}, [&] { value = 7; });
+    CHECK(b.last() == own);
+    b.follow(set);
+    const Ticket both = b.last();
+    CHECK(both.number == own.number + 1);
+    CHECK(b.last() == both);
+    b.follow(set);
+    CHECK(b.last() == both);
+    engine.wait(both);
+    CHECK(value == 7);
+    CHECK(engine.findings().empty());
+}
+
 TEST_CASE("streams can be added while others run, and the observer sees every operation", "[stream]") {
     StreamEngine engine;
     std::mutex mutex;
     std::set<std::string> seen;
     engine.observe([&](const Stream& s, const char* name, StreamTime begin, StreamTime end) {
         const std::lock_guard lock(mutex);
-        if (begin <= end) seen.insert(s.name() + "/" + name);
+        if (begin <= end && name != waiting) seen.insert(s.name() + "/" + name);
     });
     Stream& compute = engine.add("compute", StreamKind::compute);
     compute.submit("forward", {}, nothing);
@@ -122,23 +143,85 @@ TEST_CASE("streams can be added while others run, and the observer sees every op
     CHECK(seen == std::set<std::string>{"compute/forward", "axis0/send", "axis1/send", "axis2/send", "axis3/send"});
 }
 
-TEST_CASE("adversarial: nothing runs without a wait, and then only what the ticket needs", "[stream]") {
-    Checked c;
+TEST_CASE("the observer and waited_s tell how long the host was blocked, and by which stream", "[stream]") {
+    StreamEngine engine;
+    std::string blocked_by;
+    std::chrono::duration<double> blocked{};
+    engine.observe([&](const Stream& s, const char* name, StreamTime begin, StreamTime end) {
+        if (name != waiting) return;
+        blocked_by += s.name();
+        blocked += end - begin;
+    });
+    Stream& compute = engine.add("compute", StreamKind::compute);
+    Stream &dp = engine.add("dp", StreamKind::communication), &tp = engine.add("tp", StreamKind::communication);
+    std::promise<void> host_waits;
+    const Ticket slow = dp.submit("all_reduce", {}, [&, go = host_waits.get_future().share()] {
+        go.wait();
+        std::this_thread::sleep_for(std::chrono::milliseconds(20));
+    });
+    std::thread release([&] { host_waits.set_value(); });
+    compute.follow(slow);
+    release.join();
+    CHECK(blocked_by == "dp");
+    CHECK(engine.waited_s(dp) == Approx(blocked.count()));
+    CHECK(engine.waited_s(dp) > 0.005);
+    CHECK(engine.waited_s(tp) == 0);
+}
+
+TEST_CASE("adversarial: nothing runs without a wait, and of compute then only what the ticket needs, the latest first", "[stream]") {
+    StreamEngine engine(StreamMode::adversarial);
+    Stream &first = engine.add("first", StreamKind::compute), &second = engine.add("second", StreamKind::compute);
     std::string order;
-    const Ticket a = c.compute.submit("a", {}, [&] { order += 'a'; });
-    const Ticket b = c.compute.submit("b", {}, [&] { order += 'b'; });
-    c.dp.submit("x", {}, [&] { order += 'x'; });
-    c.dp.follow(a);
-    const Ticket y = c.dp.submit("y", {}, [&] { order += 'y'; });
-    const Ticket z = c.dp.submit("z", {}, [&] { order += 'z'; });
+    const Ticket a = first.submit("a", {}, [&] { order += 'a'; });
+    const Ticket b = first.submit("b", {}, [&] { order += 'b'; });
+    second.submit("x", {}, [&] { order += 'x'; });
+    second.follow(a);
+    const Ticket y = second.submit("y", {}, [&] { order += 'y'; });
+    const Ticket z = second.submit("z", {}, [&] { order += 'z'; });
     CHECK(order.empty());
-    c.engine.wait(y);
+    engine.wait(y);
     CHECK(order == "xay");  // x is free to come before a, which was submitted earlier; b and z are not needed
-    c.engine.wait(b);
+    engine.wait(b);
     CHECK(order == "xayb");
-    c.engine.wait_all();
+    engine.wait_all();
     CHECK(order == "xaybz");
-    c.engine.wait(z);
+    engine.wait(z);
+    CHECK(engine.findings().empty());
+}
+
+TEST_CASE("adversarial: every wait lets all communication so far run, with the compute that it needs, and no other", "[stream]") {
+    Checked c;
+    Stream& tp = c.engine.add("tp", StreamKind::communication);
+    std::atomic<bool> free_ran = false, sent = false, late = false;
+    std::string computed;
+    const Ticket a = c.compute.submit("a", {}, [&] { computed += 'a'; });
+    const Ticket b = c.compute.submit("b", {}, [&] { computed += 'b'; });
+    c.compute.submit("c", {}, [&] { computed += 'c'; });
+    c.dp.submit("free", {}, [&] { free_ran = true; });
+    tp.follow(b);
+    tp.submit("send", {}, [&] { sent = true; });
+    CHECK_FALSE(free_ran);  // nothing was waited for
+    c.engine.wait(a);       // another rank may need what tp sends before it sends what this one waits for later
+    CHECK(free_ran);
+    CHECK(sent);
+    CHECK(computed == "ab");
+    tp.submit("late", {}, [&] { late = true; });
+    c.engine.wait(b);  // done already; communication submitted since then runs nevertheless
+    CHECK(late);
+    CHECK(computed == "ab");
+    c.engine.wait_all();
+    CHECK(computed == "abc");
+    CHECK(c.findings().empty());
+}
+
+TEST_CASE("adversarial: communication of two streams runs at the same time, like that of two ranks", "[stream]") {
+    Checked c;
+    Stream& tp = c.engine.add("tp", StreamKind::communication);
+    Gate gate;
+    c.dp.submit("receive", {}, [&] { gate.pass(); });
+    const Ticket sent = tp.submit("send", {}, [&] { gate.open(); });
+    c.engine.wait(sent);  // one thread for both would hang in "receive"
+    c.engine.wait_all();
     CHECK(c.findings().empty());
 }
 

@@ -104,12 +104,12 @@ Buffers run_in_order(const Program& p, int buffers) {
     return b;
 }
 
-// Runs the program and gives the buffers; `findings` counts what the checker saw.
-Buffers run_on_streams(const Program& p, int streams, int buffers, StreamMode mode, size_t& findings) {
+// Runs the program on streams of one kind and gives the buffers; `findings` counts what the checker saw.
+Buffers run_on_streams(const Program& p, int streams, int buffers, StreamMode mode, StreamKind kind, size_t& findings) {
     Buffers b(buffers);
     StreamEngine engine(mode);
     std::vector<Stream*> stream;
-    for (int s = 0; s < streams; ++s) stream.push_back(&engine.add("s" + std::to_string(s), StreamKind::communication));
+    for (int s = 0; s < streams; ++s) stream.push_back(&engine.add("s" + std::to_string(s), kind));
     std::vector<Ticket> tickets;
     for (size_t i = 0; i < p.size(); ++i) {
         const Step& s = p[i];
@@ -131,17 +131,18 @@ Buffers run_on_streams(const Program& p, int streams, int buffers, StreamMode mo
 
 }  // namespace
 
-TEST_CASE("random programs: a clean one computes what program order says, in both modes", "[stream]") {
+TEST_CASE("random programs: a clean one computes what program order says, in both modes, with and without threads", "[stream]") {
     std::mt19937 random(20240613);
     for (int round = 0; round < 60; ++round) {
         const Program p = random_program(random, 30, 4, 6);
         REQUIRE_FALSE(has_race(p));
         const Buffers expected = run_in_order(p, 6);
-        for (StreamMode mode : {StreamMode::normal, StreamMode::adversarial}) {
-            size_t findings = 0;
-            CHECK(run_on_streams(p, 4, 6, mode, findings).data == expected.data);
-            CHECK(findings == 0);
-        }
+        for (StreamMode mode : {StreamMode::normal, StreamMode::adversarial})
+            for (StreamKind kind : {StreamKind::compute, StreamKind::communication}) {
+                size_t findings = 0;
+                CHECK(run_on_streams(p, 4, 6, mode, kind, findings).data == expected.data);
+                CHECK(findings == 0);
+            }
     }
 }
 
@@ -156,7 +157,7 @@ TEST_CASE("random programs: removing any one follow or wait is reported exactly 
                 faulty[i].follows.erase(faulty[i].follows.begin() + static_cast<std::ptrdiff_t>(f));
                 const bool race = has_race(faulty);
                 size_t findings = 0;
-                run_on_streams(faulty, 4, 6, StreamMode::adversarial, findings);
+                run_on_streams(faulty, 4, 6, StreamMode::adversarial, StreamKind::compute, findings);  // threads would race in earnest
                 REQUIRE((findings > 0) == race);
                 needed += race;
             }

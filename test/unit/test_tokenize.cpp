@@ -15,8 +15,7 @@ namespace {
 
 using Ids = std::vector<int32_t>;
 
-const std::string golden =
-    (std::filesystem::path(__FILE__).parent_path().parent_path() / "golden" / "tokenizers").string();
+const std::string golden = TRIFOLD_TEST_FOLDER "/golden/tokenizers";
 
 Ids tokens_of(const std::string& path) {
     const TokenFile file(path);

@@ -16,7 +16,7 @@ namespace fs = std::filesystem;
 
 namespace {
 
-const fs::path golden_folder = fs::path(__FILE__).parent_path().parent_path() / "golden" / "tokenizers";
+const fs::path golden_folder = TRIFOLD_TEST_FOLDER "/golden/tokenizers";
 
 json read_json(const fs::path& path) {
     std::ifstream in(path);
@@ -300,5 +300,5 @@ TEST_CASE("unknown kinds of tokenizer.json are refused by name") {
     says(problem_of([] { Tokenizer::load("/nonexistent/tokenizer.json"); }),
          "cannot open the tokenizer /nonexistent/tokenizer.json");
     says(problem_of([] { Tokenizer::load("/"); }), "is a folder");
-    says(problem_of([] { Tokenizer::load(__FILE__); }), "is not JSON");
+    says(problem_of([] { Tokenizer::load(TRIFOLD_TEST_FOLDER "/unit/main.cpp"); }), "is not JSON");
 }

@@ -59,12 +59,17 @@ inline Config tiny(const std::vector<std::string>& more = {}) {
     return c;
 }
 
+// One rank holds all weights; in fp32 on a CPU the buckets' weights, gradients and moments lie one after the other, as the table says.
+inline float* weights_of(Trainer& t) { return t.optimizer().master(0).as<float>(); }
+inline float* moments_of(Trainer& t) { return t.optimizer().m(0).as<float>(); }
+inline float* gradients_of(Trainer& t) { return t.sharding().shard_gradient(0).as<float>(); }
+
 // Weights that are not special: norms away from one, biases away from zero.
 inline void randomize(Trainer& t) {
     t.initialize_weights();
     std::mt19937 random(7);
     std::normal_distribution<float> normal(0, 0.1f);
-    float* w = t.read_state().master;
+    float* w = t.read_state()[0].master;
     for (const Parameter& p : t.table().all())
         if (p.init != InitKind::normal)
             for (int64_t i = 0; i < p.elems; ++i) w[p.offset + i] += normal(random);
@@ -76,29 +81,34 @@ struct Gradients {
     double loss = 0;
 };
 
-// Gradients of the mean loss over the valid tokens of all micro-batches together.
+// Gradients of the mean loss over the valid tokens of all micro-batches together; the trainer is of one rank.
 inline Gradients gradients(Trainer& t, const std::vector<Batch>& micro) {
     const bool isolated = t.config().data.documents == Documents::isolated;
     int64_t valid = 0, nominal = 0;
-    t.stage().reset_loss(t.compute());
-    for (const Batch& b : micro) valid += b.valid, nominal += static_cast<int64_t>(b.tokens.size());
-    for (size_t m = 0; m < micro.size(); ++m) {
-        t.stage().forward(t.compute(), micro[m].view(isolated));
-        t.stage().backward(t.compute(), 1.0f / static_cast<float>(nominal), t.optimizer().accumulate(m));
-        t.optimizer().fold_gradients(t.compute(), m);
+    std::vector<TokenBatch> views;
+    for (const Batch& b : micro) {
+        valid += b.valid, nominal += static_cast<int64_t>(b.tokens.size());
+        views.push_back(b.view(isolated));
     }
-    Gradients g{std::vector<float>(static_cast<size_t>(t.table().flat_elems())), 0};
-    t.engine().wait(copy(t.compute(), {.x = t.optimizer().grad(), .y = Tensor{g.flat.data(), DType::f32, t.table().flat_elems()}}));
+    t.stage().begin_step(t.compute());
+    t.pipeline().train(t.compute(), views, 1.0f / static_cast<float>(nominal));
+    t.optimizer().settle_gradients(t.compute());
+    Gradients g{t.read_gradients(), t.stage().loss_sum(t.compute()) / static_cast<double>(valid)};
     for (float& x : g.flat) x *= static_cast<float>(nominal) / static_cast<float>(valid);
-    g.loss = t.stage().loss_sum(t.compute()) / static_cast<double>(valid);
     return g;
+}
+
+// After gradients().
+inline Optimizer::Outcome update(Trainer& t, double lr, int64_t number, float unit) {
+    const double request = 0;
+    t.optimizer().step(t.compute(), lr, number, unit, &request);
+    return t.optimizer().outcome(t.compute());
 }
 
 inline double loss_of(Trainer& t, const Batch& b) {
     t.optimizer().refresh_weights(t.compute());
-    t.stage().reset_loss(t.compute());
-    t.stage().forward(t.compute(), b.view(t.config().data.documents == Documents::isolated));
-    t.stage().loss(t.compute());
+    t.stage().begin_step(t.compute());
+    t.pipeline().evaluate(t.compute(), {b.view(t.config().data.documents == Documents::isolated)});
     return t.stage().loss_sum(t.compute()) / static_cast<double>(b.valid);
 }
 
