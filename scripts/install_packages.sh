@@ -3,7 +3,7 @@
 # Does nothing when everything is there. Needs root, or sudo.
 set -euo pipefail
 
-packages=(g++ cmake make git libdnnl-dev libcli11-dev nlohmann-json3-dev libfmt-dev libxxhash-dev libpcre2-dev zlib1g-dev libutf8proc-dev catch2 "$@")
+packages=(g++ cmake make git libdnnl-dev nlohmann-json3-dev libfmt-dev libxxhash-dev libpcre2-dev zlib1g-dev libutf8proc-dev libopenmpi-dev openmpi-bin catch2 "$@")
 
 missing=()
 for package in "${packages[@]}"; do
