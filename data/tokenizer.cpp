@@ -173,8 +173,8 @@ Encoder::~Encoder() = default;
 
 void Encoder::encode(std::string_view text, std::vector<int32_t>& ids, SpecialText special) {
     if (!state_->tables.rules) {
-        ids.reserve(ids.size() + text.size());
-        for (const char c : text) ids.push_back(static_cast<uint8_t>(c));
+        const auto added = ids.insert(ids.end(), text.size(), 0);
+        std::transform(text.begin(), text.end(), added, [](char c) { return static_cast<uint8_t>(c); });
         return;
     }
     if (const size_t bad = invalid_utf8(text); bad != std::string_view::npos)
