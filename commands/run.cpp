@@ -221,7 +221,7 @@ Run::Run(const Config& config, World& world) {
     if (config.checkpoint.async && config.overlap.checkpoint && config.checkpoint.every > 0)
         p.saver.emplace(p.store, p.config.model, p.trainer.snapshot(), static_cast<int>(config.run.threads));
     if (config.mesh.pp > 1) {
-        const ScheduleShape shape{config.mesh.schedule, static_cast<int>(config.mesh.pp), static_cast<int>(config.mesh.virtual_stages), micro_batches(config)};
+        const ScheduleShape shape = schedule_shape(config, micro_batches(config));
         p.bubble = simulate(make_schedule(shape), shape.virtual_stages, {}).bubble;
     }
     world.barrier("the first step", start_up_s);  // nobody's first step waits for what rank 0 did alone

@@ -106,6 +106,7 @@ struct MeshConfig {
 // Communication folded under computation; off: each waits where it is issued.
 struct OverlapConfig {
     bool dp = true, tp = true, pp = true, checkpoint = true;
+    int64_t pp_ahead = 0;              // micro-batches more in flight for each stage behind
     int64_t tp_chunks = 1;             // pieces that each tensor-parallel rank's rows are sent in
     int64_t dp_bucket = 4 << 20;       // elements of layers that are gathered and reduced at once, at least
 };

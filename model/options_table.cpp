@@ -115,6 +115,7 @@ constexpr Option table[] = {
     {OPTION(overlap.dp), "off: gradients are reduced after the whole backward pass, weights gathered before the next step", {}},
     {OPTION(overlap.tp), "off: tensor-parallel collectives as a whole, before or after their matrix products", {}},
     {OPTION(overlap.pp), "off: each message between stages is waited for where it is issued", {}},
+    {OPTION(overlap.pp_ahead), "micro-batches more that a stage has in flight for each stage behind it; 1 hides messages as long as the computation, and costs the memory", {.range = between(0, 4)}},
     {OPTION(overlap.checkpoint), "off: training waits until a checkpoint is written", {}},
     {OPTION(overlap.tp_chunks), "pieces in which each tensor-parallel rank's rows travel", {.range = between(1, 64)}},
     {OPTION(overlap.dp_bucket), "layers are gathered and reduced together up to so many parameters", {.range = between(1, 1e12), .unit = "elements"}},

@@ -11,7 +11,9 @@ StageProgram stage_program(const Config& c, int stage, const std::vector<Program
     p.slots = assign_slots(p.actions, virtual_stages, micros);
     for (int chunk = 0; chunk < virtual_stages; ++chunk) p.slots_of_chunks.push_back(most_in_flight(p.actions, chunk));
     if (stages > 1) {
-        p.traffic = derive_traffic(programs, virtual_stages)[static_cast<size_t>(stage)];
+        // Stages that run further ahead than receives are posted would wait for each other when sends wait for receives.
+        const TrafficOptions options{.lookahead = std::max(1, static_cast<int>(c.overlap.pp_ahead))};
+        p.traffic = derive_traffic(programs, virtual_stages, options)[static_cast<size_t>(stage)];
     } else {
         for (const Action& a : p.actions) p.traffic.steps.push_back({.action = a});
     }
@@ -23,9 +25,12 @@ Payload payload_of(Act act) { return act == Act::F ? Payload::activation : Paylo
 
 }  // namespace
 
+ScheduleShape schedule_shape(const Config& c, int micros) {
+    return {c.mesh.schedule, static_cast<int>(c.mesh.pp), static_cast<int>(c.mesh.virtual_stages), micros, static_cast<int>(c.overlap.pp_ahead)};
+}
+
 StageProgram training_program(const Config& c, int stage, int micros) {
-    const ScheduleShape shape{c.mesh.schedule, static_cast<int>(c.mesh.pp), static_cast<int>(c.mesh.virtual_stages), micros};
-    return stage_program(c, stage, make_schedule(shape), micros);
+    return stage_program(c, stage, make_schedule(schedule_shape(c, micros)), micros);
 }
 
 StageProgram evaluation_program(const Config& c, int stage, int micros) {

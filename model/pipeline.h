@@ -24,6 +24,7 @@ struct StageProgram {
     int micros = 0;
     std::vector<int> slots_of_chunks;
 };
+ScheduleShape schedule_shape(const Config& c, int micros);
 StageProgram training_program(const Config& c, int stage, int micros);
 StageProgram evaluation_program(const Config& c, int stage, int micros);
 

@@ -84,7 +84,7 @@ std::vector<double> part_costs(const Config& c) {
 }
 
 void plan_schedule(const Config& c, Plan& plan) {
-    const ScheduleShape shape{c.mesh.schedule, static_cast<int>(c.mesh.pp), static_cast<int>(c.mesh.virtual_stages), micro_batches(c)};
+    const ScheduleShape shape = schedule_shape(c, micro_batches(c));
     const std::vector<Program> programs = make_schedule(shape);
     plan.schedule = text_of(programs, shape.virtual_stages);
     if (shape.stages == 1) return;

@@ -171,6 +171,8 @@ void check_mesh(const Config& c) {
     require(mesh.pp > 1 || mesh.schedule != ScheduleKind::zero_bubble, "mesh.schedule = zero_bubble needs a pipeline: give mesh.pp > 1");
     require(mesh.virtual_stages == 1 || mesh.schedule == ScheduleKind::interleaved, "mesh.virtual_stages = {} needs mesh.schedule=interleaved, not {}",
             mesh.virtual_stages, name_of(mesh.schedule));
+    require(mesh.virtual_stages == 1 || c.overlap.pp_ahead == 0, "overlap.pp_ahead = {} would block with mesh.virtual_stages = {}: leave one of them out",
+            c.overlap.pp_ahead, mesh.virtual_stages);
     require(mesh.schedule != ScheduleKind::zero_bubble || c.train.recompute != Recompute::full,
             "mesh.schedule = zero_bubble with train.recompute = full would run each forward pass three times: use selective or none");
     require(c.optim.zero < 2 || mesh.pp == 1, "optim.zero = 2 is not available with pipeline stages (mesh.pp = {}): use optim.zero=1", mesh.pp);

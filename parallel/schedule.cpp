@@ -39,9 +39,9 @@ Program fill_alternate_drain(const std::vector<Pass>& forwards, int virtual_stag
     return program;
 }
 
-// Stage s starts p-s-1 micro-batches ahead of its first backward pass.
+// Stage s starts p-s-1 micro-batches ahead of its first backward pass, or a multiple of that.
 Program one_f_one_b(int stage, const ScheduleShape& shape) {
-    return fill_alternate_drain(forward_order(shape.stages, 1, shape.micros), 1, shape.stages - stage - 1, shape.micros);
+    return fill_alternate_drain(forward_order(shape.stages, 1, shape.micros), 1, (1 + shape.ahead) * (shape.stages - stage - 1), shape.micros);
 }
 
 // On one stage nothing is in flight elsewhere: each micro-batch goes through all chunks and back.
@@ -93,13 +93,16 @@ const char* name_of(ScheduleKind kind) {
 }
 
 std::vector<Program> make_schedule(const ScheduleShape& shape) {
-    TRIFOLD_ASSERT(shape.stages >= 1 && shape.virtual_stages >= 1 && shape.micros >= 1);
+    TRIFOLD_ASSERT(shape.stages >= 1 && shape.virtual_stages >= 1 && shape.micros >= 1 && shape.ahead >= 0);
     if (shape.virtual_stages > 1 && shape.kind != ScheduleKind::interleaved)
         throw Problem(
             Exit::usage,
             fmt::format("mesh.schedule={} runs one part of the model per stage, but mesh.virtual_stages={}: choose mesh.schedule="
                         "interleaved, or mesh.virtual_stages=1",
                         name_of(shape.kind), shape.virtual_stages));
+    if (shape.virtual_stages > 1 && shape.ahead > 0)
+        throw Problem(Exit::usage, fmt::format("overlap.pp_ahead={}: the order of mesh.schedule=interleaved would block; choose mesh.schedule=1f1b or zero_bubble, or "
+                                               "overlap.pp_ahead=0", shape.ahead));
     std::vector<Program> programs;
     for (int stage = 0; stage < shape.stages; ++stage) switch (shape.kind) {
             case ScheduleKind::one_f_one_b:

@@ -13,6 +13,11 @@
 //   1f1b         (p-1)(F+B+W)   min(m, p-s)                               Narayanan et al. 2019 (PipeDream-Flush)
 //   interleaved  (p-1)(F+B+W)/v min(m v, 2(p-s-1) + (v-1)p + 1)           Narayanan et al. 2021, section 2.2
 //   zero_bubble  (p-1)(F+B-W)   min(m, p); before its B: min(m, p-s)      Qi et al. 2023, ZB-H1
+//
+// These lists hide messages only while a stage has something else to do: between F and B of a micro-batch lie two messages for each stage behind,
+// which take no time in the table above. With `ahead` = 1 there is room for messages as long as the computation (Zhuang et al. 2022,
+// arXiv 2211.05322, eager 1F1B); it keeps up to ahead (p-s-1) more micro-batches alive,
+// and needs as many receives posted (TrafficOptions::lookahead).
 #pragma once
 #include <cstdint>
 #include <string>
@@ -38,10 +43,11 @@ const char* name_of(ScheduleKind kind);  // 1f1b, interleaved, zero_bubble
 struct ScheduleShape {
     ScheduleKind kind = ScheduleKind::one_f_one_b;
     int stages = 1, virtual_stages = 1, micros = 1;
+    int ahead = 0;  // more micro-batches that a stage starts before its first backward pass, for each stage behind it
 };
 
-// One program per stage, for any number of micro-batches. 1f1b and zero_bubble need virtual_stages = 1, else
-// Problem(Exit::usage).
+// One program per stage, for any number of micro-batches. 1f1b and zero_bubble need virtual_stages = 1, interleaved with
+// more needs ahead = 0, else Problem(Exit::usage).
 std::vector<Program> make_schedule(const ScheduleShape& shape);
 // Forward passes only (evaluation), any number of virtual stages.
 std::vector<Program> make_forward_schedule(int stages, int virtual_stages, int micros);

@@ -8,7 +8,7 @@
 #   start      from mpirun to the end of the first step of a small model: 8 ranks minus one rank
 #
 #   --parts "folding cpu start"  --cases "dp pp tp"  --rounds 2  --steps 6  --warmup 1  --out docs/measured/DATE-folding (.md, .json)
-#   --cpus all: netns_cluster's CPUS    --load 1: communication over computation that the rate aims at
+#   --cpus share: netns_cluster's CPUS    --load 1: communication over computation that the rate aims at
 #   --quick: one round, 3 steps, no cpu part; writes nothing
 #
 # Exit code 1 when a bar is missed; the lines with MISSED say which. Needs root (network namespaces) and a quiet machine: about 7 minutes.
@@ -19,7 +19,7 @@ cd "$(dirname "$0")/.."
 die() { echo "bench_folding: $*" >&2; exit 2; }
 say() { echo "$*" >&2; }
 
-build=build parts="folding cpu start" cases="dp pp tp" rounds=2 steps=6 warmup=1 cpus=all load=1 out=docs/measured/$(date +%F)-folding quick=no
+build=build parts="folding cpu start" cases="dp pp tp" rounds=2 steps=6 warmup=1 cpus=share load=1 out=docs/measured/$(date +%F)-folding quick=no
 while [ $# -gt 0 ]; do
     case $1 in
         --quick) quick=yes rounds=1 steps=3 parts="folding start" ;;
@@ -47,14 +47,16 @@ common=(--run.device=cpu --run.threads=1 --run.tensorboard=off --checkpoint.resu
 seconds() { date +%s.%N; }
 calc() { awk "BEGIN { print $1 }"; }
 
-# Steps of about a second on two cores, in which each rank computes in one thread.
+# Steps of one to three seconds on two cores, in which each rank computes in one thread. Messages are long beside the 128 KiB or 10 ms that
+# netns_cluster lets pass at once.
 small="--model.vocab=260 --model.max_seq=512 --train.dtype=bf16 --data.train=$work/text.bin"
 flags_of[dp]="--mesh.dp=4 --optim.zero=1 --model.layers=8 --model.hidden=512 --model.heads=8 --train.global_batch=4 --overlap.dp_bucket=3000000 $small"
-flags_of[pp]="--mesh.pp=4 --mesh.schedule=zero_bubble --model.layers=4 --model.hidden=512 --model.heads=8 --model.tied=off --train.global_batch=16 $small"
-flags_of[tp]="--mesh.tp=4 --model.layers=4 --model.hidden=1024 --model.heads=16 --train.global_batch=4 $small"
+flags_of[pp]="--mesh.pp=4 --mesh.schedule=zero_bubble --overlap.pp_ahead=1 --model.layers=4 --model.hidden=256 --model.heads=4 --model.tied=off --train.micro_batch=2
+    --train.global_batch=48 $small"
+flags_of[tp]="--mesh.tp=4 --overlap.tp_chunks=2 --model.layers=4 --model.hidden=1024 --model.heads=16 --train.micro_batch=4 --train.global_batch=4 $small"
 what_of[dp]="8 layers, hidden 512, one sequence of 512 per rank, zero 1"
-what_of[pp]="4 layers, hidden 512, zero_bubble, 16 micro-batches of one sequence of 512"
-what_of[tp]="4 layers, hidden 1024, 4 micro-batches of one sequence of 512"
+what_of[pp]="4 layers, hidden 256, zero_bubble, pp_ahead 1, 24 micro-batches of two sequences of 512"
+what_of[tp]="4 layers, hidden 1024, tp_chunks 2, one micro-batch of 4 sequences of 512"
 
 # Runs a command that must succeed, in the background so that signals reach it.
 run() {  # run LOG COMMAND...
@@ -80,7 +82,7 @@ bytes_per_step() {  # bytes_per_step AXIS FLAGS...: that one rank sends, the one
 measure_case() {  # measure_case AXIS: lines of folding.tsv
     local axis=$1 bytes free_s rate mode round
     local -a flags
-    read -ra flags <<<"${flags_of[$axis]}"
+    read -rd "" -a flags <<<"${flags_of[$axis]}" || true
     bytes=$(bytes_per_step "$axis" "${flags[@]}")
     [ -n "$bytes" ] || { cat "$work/log" >&2; die "trifold plan does not say what $axis sends"; }
     train_on_hosts none $((warmup + 3)) "${flags[@]}"

@@ -109,7 +109,7 @@ TEST_CASE("LAMB: trust ratios of whole tensors in every layout") {
 
 TEST_CASE("the same layout twice, and with overlap off, gives the same bits") {
     for (const Layout& layout : std::vector<Layout>{{8, {"--mesh.tp=2", "--mesh.pp=2"}}, {4, {"--mesh.dp=4", "--optim.zero=2"}}, {4, {"--mesh.pp=4", "--mesh.schedule=zero_bubble"}},
-                                                    {4, {"--mesh.tp=4", "--overlap.tp_chunks=2"}}, {2, {"--mesh.dp=2", "--optim.zero=0"}}}) {
+                                                    {4, {"--mesh.tp=4", "--overlap.tp_chunks=2"}}, {4, {"--mesh.pp=4", "--overlap.pp_ahead=2"}}, {2, {"--mesh.dp=2", "--optim.zero=0"}}}) {
         INFO(layout.args[0]);
         const LayoutResult a = train_layout({layout.ranks, with(gpt, layout.args), 5}), b = train_layout({layout.ranks, with(gpt, layout.args), 5});
         CHECK((a.final == b.final));
@@ -118,6 +118,8 @@ TEST_CASE("the same layout twice, and with overlap off, gives the same bits") {
         CHECK((a.final == off.final));
         CHECK((a.grad_norm == off.grad_norm));
     }
+    const LayoutResult one = train_layout({4, with(gpt, {"--mesh.pp=4"}), 5}), ahead = train_layout({4, with(gpt, {"--mesh.pp=4", "--overlap.pp_ahead=1"}), 5});
+    CHECK((one.final == ahead.final));
 }
 
 TEST_CASE("bf16 layouts stay together") {

@@ -340,7 +340,7 @@ TEST_CASE("layers per stage: a list, in a flag or a file") {
 }
 
 TEST_CASE("options of jobs with many ranks are read") {
-    const Config c = parse_config({"--mesh.schedule=1f1b", "--overlap.dp=off", "--overlap.tp", "off", "--overlap.pp=off", "--overlap.checkpoint=off", "--overlap.tp_chunks=4",
+    const Config c = parse_config({"--mesh.schedule=1f1b", "--overlap.dp=off", "--overlap.tp", "off", "--overlap.pp=off", "--overlap.checkpoint=off", "--overlap.tp_chunks=4", "--overlap.pp_ahead=2",
                                    "--overlap.dp_bucket=1e6", "--run.comm=host", "--launch.store=10.0.0.1:4000", "--launch.interface=eth0", "--resilience.stall_s=2.5",
                                    "--resilience.start_s=120"});
     CHECK(c.mesh.schedule == ScheduleKind::one_f_one_b);
@@ -349,6 +349,7 @@ TEST_CASE("options of jobs with many ranks are read") {
     CHECK_FALSE(c.overlap.pp);
     CHECK_FALSE(c.overlap.checkpoint);
     CHECK(c.overlap.tp_chunks == 4);
+    CHECK(c.overlap.pp_ahead == 2);
     CHECK(c.overlap.dp_bucket == 1000000);
     CHECK(c.run.comm == Comm::host);
     CHECK(c.launch.store == "10.0.0.1:4000");

@@ -154,6 +154,44 @@ TEST_CASE("as many micro-batches are alive as published", "[schedule]") {
     CHECK(most_in_flight(make_schedule({ScheduleKind::interleaved, 8, 3, 64})[0]) == 8 * 3 + 8 - 1);
 }
 
+TEST_CASE("further ahead, schedules play, keep so many more alive, and sum gradients in the same order", "[schedule]") {
+    CHECK(lines({ScheduleKind::one_f_one_b, 3, 1, 6, 1}) ==
+          "stage 0: F0 F1 F2 F3 F4 B0 F5 B1 B2 B3 B4 B5\n"
+          "stage 1: F0 F1 F2 B0 F3 B1 F4 B2 F5 B3 B4 B5\n"
+          "stage 2: F0 B0 F1 B1 F2 B2 F3 B3 F4 B4 F5 B5\n");
+    std::vector<std::string> wrong;
+    const auto backwards = [](Program program) {
+        std::erase_if(program, [](const Action& a) { return a.act != Act::B; });
+        return program;
+    };
+    for (const ScheduleKind kind : {ScheduleKind::one_f_one_b, ScheduleKind::zero_bubble})
+        for (const int stages : {1, 2, 4, 7})
+            for (const int micros : {1, 3, 8, 32})
+                for (const int ahead : {1, 2, 4}) {
+                    ScheduleShape s{kind, stages, 1, micros};
+                    const auto before = make_schedule(s);
+                    s.ahead = ahead;
+                    const auto programs = make_schedule(s);
+                    const auto traffic = derive_traffic(programs, s.virtual_stages, {.lookahead = ahead});
+                    for (const std::string& said :
+                         {check_schedule(programs, s.virtual_stages, micros), check_links(traffic, s.virtual_stages), check_rendezvous(traffic)})
+                        if (!said.empty()) wrong.push_back(said_of(s) + said);
+                    for (int stage = 0; stage < stages; ++stage) {
+                        if (backwards(programs[stage]) != backwards(before[stage])) wrong.push_back(said_of(s) + "another order of gradients");
+                        const ScheduleShape many{kind, stages, 1, 1000};
+                        if (most_in_flight(programs[stage]) != std::min(micros, published_in_flight(many, stage) + ahead * (stages - stage - 1)))
+                            wrong.push_back(said_of(s) + "another number of micro-batches alive");
+                    }
+                }
+    CHECK(wrong == std::vector<std::string>());
+    try {
+        make_schedule({ScheduleKind::interleaved, 4, 2, 8, 1});
+        FAIL("accepted");
+    } catch (const Problem& problem) {
+        CHECK(std::string(problem.what()).find("overlap.pp_ahead=1: the order of mesh.schedule=interleaved would block") == 0);
+    }
+}
+
 TEST_CASE("slots are as many as micro-batches are alive, and nobody shares one", "[schedule]") {
     for_all([](const ScheduleShape& s, const std::vector<Program>& programs) -> std::string {
         for (const Program& program : programs) {
