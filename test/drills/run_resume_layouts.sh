@@ -96,7 +96,7 @@ for attempt in 1 2 3 4 5 6; do
     victim=$(cat "$work/pid.$((attempt % 4))")
     kill -STOP "$victim"
     sleep 0.2
-    waiting=$(ls -d "$work"/killed/checkpoints/*.tmp 2>/dev/null | wc -l)
+    waiting=$(find "$work/killed/checkpoints" -maxdepth 1 -name '*.tmp' | wc -l)
     kill -9 "$victim"
     code=0
     { wait $launcher || code=$?; } 2>/dev/null
