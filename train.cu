@@ -16,6 +16,7 @@
 #include "commands/job.h"          // Job: launch, and one voice when a rank fails
 #include "commands/plan.h"         // plan: parameters, FLOPs, memory
 #include "commands/run.h"          // Run: data, logs and checkpoints around the steps
+#include "commands/train_config.h" // one configuration for all ranks
 #include "model/options.h"         // the configuration
 #include "model/trainer.h"         // Trainer: stage, optimizer, memory
 

@@ -71,7 +71,7 @@ int usable_cpus() {
 }
 
 std::string cpu_list() {
-    std::ifstream status("/proc/self/status");
+    std::ifstream status("/proc/thread-self/status");
     const std::string name = "Cpus_allowed_list:";
     for (std::string line; std::getline(status, line);)
         if (line.starts_with(name)) return line.substr(line.find_first_not_of(" \t", name.size()));

@@ -8,7 +8,7 @@ namespace trifold {
 // more threads than quota are put to sleep in the middle of a parallel loop. At least 1.
 int usable_cpus();
 
-// The affinity mask as text, "0-3,8": processes with the same text may use the same CPUs.
+// The affinity mask of this thread as text, "0-3,8": processes with the same text may use the same CPUs.
 std::string cpu_list();
 
 // The smallest CPU quota, in CPUs, of this process's control group and those above it (version 1 or 2); 0: no limit.

@@ -18,10 +18,6 @@ static_assert(std::endian::native == std::endian::little, "token files and weigh
 
 constexpr int64_t buffer_bytes = int64_t{1} << 20;
 
-Fd::~Fd() {
-    if (fd_ >= 0) ::close(fd_);
-}
-
 void refuse_file(Exit code, const std::string& what, const std::string& path, int error) {
     throw Problem(code, fmt::format("cannot {} {}: {}", what, path, std::strerror(error)));
 }
@@ -36,7 +32,7 @@ int64_t read_some(const Fd& fd, void* to, size_t bytes) {
 MappedFile::MappedFile(const std::string& path, Exit code, const std::string& what) : path_(path) {
     const std::string subject = what.empty() ? path : fmt::format("the {} {}", what, path);
     const Fd fd(::open(path.c_str(), O_RDONLY | O_CLOEXEC));
-    if (!fd.open()) refuse_file(code, "open", subject, errno);
+    if (!fd) refuse_file(code, "open", subject, errno);
     struct stat info {};
     if (::fstat(fd.get(), &info) != 0 || !S_ISREG(info.st_mode)) throw Problem(code, subject + " is not a regular file");
     bytes_ = info.st_size;
@@ -52,7 +48,7 @@ MappedFile::~MappedFile() {
 
 OutputFile::OutputFile(const std::string& path, Exit code, std::string full_disk)
     : path_(path), code_(code), full_disk_(std::move(full_disk)), fd_(::open(path.c_str(), O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC, 0666)) {
-    if (!fd_.open()) refuse_file(code_, "create", path, errno);
+    if (!fd_) refuse_file(code_, "create", path, errno);
     ::signal(SIGXFSZ, SIG_IGN);  // a write beyond `ulimit -f` is an error then, not the end of the process
 }
 

@@ -10,24 +10,9 @@
 #include <vector>
 
 #include "base/error.h"
+#include "base/fd.h"
 
 namespace trifold {
-
-// An open file descriptor.
-class Fd {
-public:
-    Fd() = default;
-    explicit Fd(int fd) : fd_(fd) {}
-    Fd(Fd&& other) noexcept : fd_(other.release()) {}
-    Fd& operator=(Fd&& other) noexcept { return std::swap(fd_, other.fd_), *this; }
-    ~Fd();
-    int get() const { return fd_; }
-    bool open() const { return fd_ >= 0; }
-    int release() { return std::exchange(fd_, -1); }
-
-private:
-    int fd_ = -1;
-};
 
 // "cannot WHAT PATH: the system's reason"
 [[noreturn]] void refuse_file(Exit code, const std::string& what, const std::string& path, int error);

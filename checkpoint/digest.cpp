@@ -48,7 +48,7 @@ std::string to_hex(uint64_t hash) { return fmt::format("{:016x}", hash); }
 
 void verify_file(const std::string& path, const FileDigest& expected) {
     const Fd fd(::open(path.c_str(), O_RDONLY | O_CLOEXEC));
-    if (!fd.open()) refuse_file(Exit::checkpoint, "open", path, errno);
+    if (!fd) refuse_file(Exit::checkpoint, "open", path, errno);
     struct stat info {};
     if (::fstat(fd.get(), &info) != 0 || info.st_size != expected.bytes)
         refuse(Exit::checkpoint, "{} ends at byte {} instead of byte {}", path, info.st_size, expected.bytes);

@@ -20,7 +20,7 @@ namespace {
 
 std::string read_text(const std::string& path) {
     const Fd fd(::open(path.c_str(), O_RDONLY | O_CLOEXEC));
-    if (!fd.open()) fail("open", path, errno);
+    if (!fd) fail("open", path, errno);
     std::string text;
     char buffer[1 << 16];
     while (const int64_t n = read_some(fd, buffer, sizeof buffer)) {
@@ -63,7 +63,7 @@ void remove_tree(const std::string& path) {
 void sync_directory(const std::string& path) {
     const std::string directory = path.empty() ? "." : path;
     const Fd fd(::open(directory.c_str(), O_RDONLY | O_DIRECTORY | O_CLOEXEC));
-    if (!fd.open()) fail("open the directory", directory, errno);
+    if (!fd) fail("open the directory", directory, errno);
     // Some file systems keep directories durable by themselves and answer EINVAL.
     if (::fsync(fd.get()) != 0 && errno != EINVAL) fail("sync the directory", directory, errno);
 }

@@ -89,7 +89,7 @@ void clean_leftovers(const std::string& dir) {
 Fd lock_for_writing(const std::string& dir) {
     const std::string path = dir + "/.writer";
     Fd fd(::open(path.c_str(), O_RDWR | O_CREAT | O_CLOEXEC, 0644));
-    if (!fd.open()) refuse(Exit::checkpoint, "cannot create {}: {}", path, std::strerror(errno));
+    if (!fd) refuse(Exit::checkpoint, "cannot create {}: {}", path, std::strerror(errno));
     if (::flock(fd.get(), LOCK_EX | LOCK_NB) != 0) {
         // A file system without locks cannot tell; everything else works there.
         if (errno != EWOULDBLOCK) return fd;

@@ -9,8 +9,7 @@
 
 #include "commands/commands.h"
 #include "commands/inference.h"
-#include "data/loader.h"
-#include "data/tokenizer.h"
+#include "commands/loading.h"
 #include "model/stage.h"
 
 namespace trifold {
@@ -20,14 +19,6 @@ struct Evaluation {
     double loss_sum = 0;
     int64_t tokens = 0;
 };
-
-LoaderOptions evaluation_data(const Config& c) {
-    const bool isolated = c.data.documents == Documents::isolated;
-    return {.name = "data.val", .seq = c.train.seq, .micro_batch = c.train.micro_batch, .global_batch = c.train.micro_batch, .seed = c.train.seed,
-            .vocab = c.model.vocab, .shuffle = Shuffle::off, .documents = c.data.documents,
-            .end_of_document = isolated ? Tokenizer::load(c.data.tokenizer).end_of_document() : -1,
-            .mask_prompt = c.data.mask_prompt ? PromptMask::on : PromptMask::off};
-}
 
 // Samples beyond the end of the data (the last micro-batch wraps to its beginning) do not count.
 void drop_samples_from(MicroBatch& micro, int64_t count) {
@@ -79,7 +70,7 @@ int eval_command(int argc, char** argv) {
     if (config.data.val.empty()) throw Problem(Exit::usage, "eval needs --data.val=FILE: the tokens to compute the loss of");
     // Source by source, so that each counts once and not by its weight in a blend.
     std::vector<Loader> sources;
-    for (const DataSource& source : config.data.val) sources.emplace_back(std::vector{source}, evaluation_data(config));
+    for (const DataSource& source : config.data.val) sources.emplace_back(std::vector{source}, validation_data(config, 0));
 
     std::optional<Stage> stage;
     InferenceModel model(options, [&](const ParameterTable& table, const Tensor& weight, Arena& arena) {

@@ -24,9 +24,6 @@ struct StepResult {
     StopRequest stop = StopRequest::none;  // some rank was asked to stop
 };
 
-// The resolved configuration of `trifold train`, the same on all ranks.
-Config train_config(const Config& parsed, World& world);
-
 class Run {
 public:
     // Checks and creates the run directory, allocates, loads or makes the weights, opens the data. Everything that can be

@@ -73,7 +73,7 @@ bool is_validation_document(int64_t number, double share) {
 class ChunkReader::Source {
 public:
     explicit Source(const TextFile& file) : file(file), fd_(::open(file.path.c_str(), O_RDONLY | O_CLOEXEC)) {
-        if (!fd_.open()) fail("open");
+        if (!fd_) fail("open");
         ::posix_fadvise(fd_.get(), 0, 0, POSIX_FADV_SEQUENTIAL);
         if (!file.packed) return;
         unpacker_.reset(::gzdopen(::dup(fd_.get()), "rb"));

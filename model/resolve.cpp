@@ -10,6 +10,7 @@
 #include "kernels/cuda/runtime.h"
 #include "model/options.h"
 #include "model/options_json.h"
+#include "model/pipeline.h"
 #include "model/placement.h"
 
 namespace trifold {
@@ -169,10 +170,7 @@ void check_mesh(const Config& c) {
     divides("train.micro_batch * train.seq", c.train.micro_batch * c.train.seq, "the tokens of a micro-batch are split evenly (sequence parallelism)");
     require(mesh.pp > 1 || mesh.virtual_stages == 1, "mesh.virtual_stages = {} needs a pipeline: give mesh.pp > 1", mesh.virtual_stages);
     require(mesh.pp > 1 || mesh.schedule != ScheduleKind::zero_bubble, "mesh.schedule = zero_bubble needs a pipeline: give mesh.pp > 1");
-    require(mesh.virtual_stages == 1 || mesh.schedule == ScheduleKind::interleaved, "mesh.virtual_stages = {} needs mesh.schedule=interleaved, not {}",
-            mesh.virtual_stages, name_of(mesh.schedule));
-    require(mesh.virtual_stages == 1 || c.overlap.pp_ahead == 0, "overlap.pp_ahead = {} would block with mesh.virtual_stages = {}: leave one of them out",
-            c.overlap.pp_ahead, mesh.virtual_stages);
+    check_shape(schedule_shape(c, 1));
     require(mesh.schedule != ScheduleKind::zero_bubble || c.train.recompute != Recompute::full,
             "mesh.schedule = zero_bubble with train.recompute = full would run each forward pass three times: use selective or none");
     require(c.optim.zero < 2 || mesh.pp == 1, "optim.zero = 2 is not available with pipeline stages (mesh.pp = {}): use optim.zero=1", mesh.pp);

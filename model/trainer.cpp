@@ -248,6 +248,16 @@ std::vector<float> Trainer::read_gradients() {
     return host;
 }
 
+std::vector<StateShard> Trainer::shards_in(float* values) const {
+    std::vector<StateShard> shards;
+    for (size_t b = 0; b < table_.buckets().size(); ++b) {
+        const Sharding::Shard s = memory_->sharding.shard(b);
+        float* v = values + s.compact;
+        shards.push_back({s.first, s.elems, v, v, v});
+    }
+    return shards;
+}
+
 void Trainer::max_over_all(std::array<double, 4>& values) {
     if (groups_.tp.alone() && groups_.dp.alone() && groups_.pp.alone()) return;
     const Tensor host{values.data(), DType::f64, 4}, &all = memory_->maxima;

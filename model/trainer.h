@@ -76,8 +76,10 @@ public:
     std::vector<StateShard> read_state();
     // What of host_state() this rank has to fill; the rest comes from the others.
     std::vector<StateSlice> state_to_fill();
-    // This rank's shards of the gradients as settle_gradients() left them, buckets one after the other as in snapshots.
+    // This rank's shards of the gradients as settle_gradients() left them, one after the other.
     std::vector<float> read_gradients();
+    // Such a buffer seen as state: its values stand for master weights (and moments).
+    std::vector<StateShard> shards_in(float* values) const;
     // Each value becomes its maximum over all ranks.
     void max_over_all(std::array<double, 4>& values);
     // The part of it that this rank answers for in checkpoints, owners only.

@@ -82,7 +82,7 @@ void Board::handle(int rank, const Message& message) {
 
 bool Board::join(int rank, int size, const Message& message, Unpacker body, const std::string& seen_ip) {
     Member stranger{.joined = true, .join_id = message.id, .build = body.text()};
-    stranger.place = {body.text(), body.text(), body.text(), body.text()};
+    stranger.place = {body.text(), body.text(), body.text(), body.text(), body.text()};
     if (size != size_ || rank < 0 || rank >= size_) {
         decide({Exit::usage,
                 fmt::format("a process on {} says that it is rank {} of {}, but this job has {} ranks: start all of them with one launcher command",
@@ -122,7 +122,7 @@ void Board::welcome() {
         if (is_loopback(m.place.ip) && !rank_0_seen_ip_.empty()) m.place.ip = rank_0_seen_ip_;
         const auto [known, fresh] = number_of.try_emplace({m.place.host, m.place.host_id}, static_cast<int64_t>(number_of.size()));
         if (fresh) hosts.text(m.place.host).text(m.place.host_id);
-        ranks.number(known->second).text(m.place.ip).text(m.place.endpoint);
+        ranks.number(known->second).text(m.place.ip).text(m.place.endpoint).text(m.place.cpus);
     }
     Packer all;
     all.number(static_cast<int64_t>(data_key_)).number(static_cast<int64_t>(number_of.size()));

@@ -34,7 +34,7 @@ Failure unpacked_failure(const std::string& body);
 
 // A rank's part of the rendezvous.
 struct Place {
-    std::string host, ip, host_id, endpoint;
+    std::string host, ip, host_id, endpoint, cpus;
 };
 
 class Board {

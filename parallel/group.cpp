@@ -73,13 +73,16 @@ Ticket put(Stream& stream, const char* name, const Args& args) {
 
 }  // namespace
 
-Ticket Group::all_gather(const Tensor& shard, const Tensor& full) const {
+// `full` consists of the shards of all ranks. False: there is nobody to send to.
+bool Group::parts_travel(const Tensor& shard, const Tensor& full) const {
     TRIFOLD_ASSERT(shard.elems * size_ == full.elems && shard.dtype == full.dtype);
-    if (alone()) {
-        TRIFOLD_ASSERT(shard.data == full.data || !full);
-        return {};
-    }
+    TRIFOLD_ASSERT(!alone() || shard.data == full.data || !full);
     sent_bytes_ += (size_ - 1) * shard.bytes();
+    return !alone();
+}
+
+Ticket Group::all_gather(const Tensor& shard, const Tensor& full) const {
+    if (!parts_travel(shard, full)) return {};
     const int64_t first = rank_ * shard.elems;
     const Tensor own = full.slice(first, shard.elems);
     const AllGather args{.by = collectives_.get(),
@@ -95,12 +98,7 @@ Ticket Group::all_gather(const Tensor& shard, const Tensor& full) const {
 }
 
 Ticket Group::reduce_scatter(const Tensor& full, const Tensor& shard) const {
-    TRIFOLD_ASSERT(shard.elems * size_ == full.elems && shard.dtype == full.dtype);
-    if (alone()) {
-        TRIFOLD_ASSERT(shard.data == full.data || !full);
-        return {};
-    }
-    sent_bytes_ += (size_ - 1) * shard.bytes();
+    if (!parts_travel(shard, full)) return {};
     const int64_t first = rank_ * shard.elems;
     const ReduceScatter args{.by = collectives_.get(),
                              .full = full,

@@ -87,6 +87,8 @@ public:
     }
 
 private:
+    bool parts_travel(const Tensor& shard, const Tensor& full) const;
+
     std::string name_ = "alone";
     int rank_ = 0, size_ = 1;
     Stream* stream_ = nullptr;

@@ -1,3 +1,4 @@
+#include "parallel/identity.h"
 #include "parallel/launch.h"
 
 #include <fmt/format.h>
@@ -8,7 +9,6 @@
 #include <charconv>
 #include <csignal>
 #include <cstdlib>
-#include <random>
 
 #include "parallel/mpi_bootstrap.h"
 #include "parallel/tcp.h"
@@ -79,11 +79,6 @@ void die_with_parent() {
     const pid_t parent = ::getppid();
     ::prctl(PR_SET_PDEATHSIG, SIGKILL);
     if (::getppid() != parent) ::_exit(static_cast<int>(Exit::fault));  // it died before the request
-}
-
-uint64_t random_key() {
-    std::random_device device;
-    return uint64_t{device()} << 32 | device();
 }
 
 // Rank 0's socket, and the addresses at which others find it.

@@ -82,7 +82,7 @@ struct Listener::State {
 
     void watch(const Socket& socket, void* what) const {
         epoll_event e{.events = EPOLLIN, .data = {.ptr = what}};
-        if (::epoll_ctl(epoll.fd(), EPOLL_CTL_ADD, socket.fd(), &e) != 0) socket_fault("epoll_ctl", errno);
+        if (::epoll_ctl(epoll.get(), EPOLL_CTL_ADD, socket.get(), &e) != 0) socket_fault("epoll_ctl", errno);
     }
     std::shared_ptr<SocketSet> enlist(int size);
     void serve(uint64_t job_key);
@@ -105,7 +105,7 @@ void Listener::State::serve(uint64_t job_key) {
     const std::lock_guard lock(mutex);
     const size_t before = parked.size();
     std::array<epoll_event, 64> events;
-    while (const int n = std::max(0, ::epoll_wait(epoll.fd(), events.data(), events.size(), 0))) {
+    while (const int n = std::max(0, ::epoll_wait(epoll.get(), events.data(), events.size(), 0))) {
         for (int i = 0; i < n; ++i) {
             void* what = events[static_cast<size_t>(i)].data.ptr;
             if (what == &tcp || what == &local) {
@@ -131,13 +131,13 @@ void Listener::State::welcome(const Socket& listening) {
 
 // Reads of the hello what is there. True: this arrival is over, parked or closed.
 bool Listener::State::greeted(Arriving& a, uint64_t job_key) {
-    const ssize_t n = ::recv(a.socket.fd(), reinterpret_cast<std::byte*>(&a.hello) + a.bytes, sizeof a.hello - a.bytes, 0);
+    const ssize_t n = ::recv(a.socket.get(), reinterpret_cast<std::byte*>(&a.hello) + a.bytes, sizeof a.hello - a.bytes, 0);
     if (n < 0 && (errno == EAGAIN || errno == EINTR)) return false;
     if (n <= 0) return true;
     a.bytes += static_cast<size_t>(n);
     if (a.bytes < sizeof a.hello) return false;
     if (a.hello.magic == Hello().magic && a.hello.job_key == job_key) {
-        ::epoll_ctl(epoll.fd(), EPOLL_CTL_DEL, a.socket.fd(), nullptr);
+        ::epoll_ctl(epoll.get(), EPOLL_CTL_DEL, a.socket.get(), nullptr);
         parked.push_back({std::move(a.socket), a.hello});
     }
     return true;
@@ -181,7 +181,7 @@ namespace {
 class Meeting {
 public:
     Meeting(const NetOptions& options, SocketSet& sockets)
-        : o_(options), sockets_(sockets), deadline_(Clock::now() + seconds_of(options.connect_s)) {}
+        : o_(options), sockets_(sockets), deadline_(after_seconds(options.connect_s)) {}
 
     Hello hello(int from, int to) const {
         return {.job_key = o_.job_key,
@@ -299,7 +299,7 @@ std::shared_ptr<SocketSet> Listener::connect(const NetOptions& options) {
             meeting.greet(p);
         }
         if (missing.empty()) break;
-        if (!meeting.await(state_->epoll.fd(), POLLIN, meeting.deadline())) meeting.late(missing);
+        if (!meeting.await(state_->epoll.get(), POLLIN, meeting.deadline())) meeting.late(missing);
     }
     for (int p = 0; p < options.index; ++p) meeting.hear_answer(p);
     return sockets;

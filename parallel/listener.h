@@ -20,6 +20,7 @@ struct PeerAddress {
     std::string ip;        // numeric TCP address
     std::string host_id;   // Listener::host_id()
     std::string endpoint;  // Listener::endpoint()
+    std::string cpus;      // cpu_list(): which CPUs it may use
     bool operator==(const PeerAddress&) const = default;
 };
 // "rank 5 on node-03"

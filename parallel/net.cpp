@@ -267,7 +267,7 @@ bool Net::State::said(int p, const Header& last) {
 // Tells these peers why, and waits until they have heard it, since closing a socket with unread bytes takes back what is on its
 // way. They close their ends when they have.
 void Net::State::farewell(std::vector<int> to, const Header& last, double limit_s) {
-    const auto limit = Clock::now() + seconds_of(limit_s);
+    const auto limit = after_seconds(limit_s);
     std::vector<bool> silent(peers.size(), true);
     std::vector<std::byte> unread(64 << 10);
     do {
@@ -388,10 +388,10 @@ void Net::receive(int peer, uint32_t tag, void* data, int64_t bytes, Pending& pe
 
 void Net::wait(const Pending& pending, double stall_s) {
     state_->check_alive();
-    auto deadline = Clock::now() + seconds_of(stall_s);
+    auto deadline = after_seconds(stall_s);
     while (pending.left > 0) {
         if (state_->progress()) {
-            deadline = Clock::now() + seconds_of(stall_s);
+            deadline = after_seconds(stall_s);
         } else if (Clock::now() >= deadline) {
             state_->stalled(stall_s);
         } else {

@@ -92,8 +92,7 @@ const char* name_of(ScheduleKind kind) {
     bug(__FILE__, __LINE__, "unknown kind of schedule");
 }
 
-std::vector<Program> make_schedule(const ScheduleShape& shape) {
-    TRIFOLD_ASSERT(shape.stages >= 1 && shape.virtual_stages >= 1 && shape.micros >= 1 && shape.ahead >= 0);
+void check_shape(const ScheduleShape& shape) {
     if (shape.virtual_stages > 1 && shape.kind != ScheduleKind::interleaved)
         throw Problem(
             Exit::usage,
@@ -103,6 +102,11 @@ std::vector<Program> make_schedule(const ScheduleShape& shape) {
     if (shape.virtual_stages > 1 && shape.ahead > 0)
         throw Problem(Exit::usage, fmt::format("overlap.pp_ahead={}: the order of mesh.schedule=interleaved would block; choose mesh.schedule=1f1b or zero_bubble, or "
                                                "overlap.pp_ahead=0", shape.ahead));
+}
+
+std::vector<Program> make_schedule(const ScheduleShape& shape) {
+    TRIFOLD_ASSERT(shape.stages >= 1 && shape.virtual_stages >= 1 && shape.micros >= 1 && shape.ahead >= 0);
+    check_shape(shape);
     std::vector<Program> programs;
     for (int stage = 0; stage < shape.stages; ++stage) switch (shape.kind) {
             case ScheduleKind::one_f_one_b:

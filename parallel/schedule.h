@@ -46,6 +46,9 @@ struct ScheduleShape {
     int ahead = 0;  // more micro-batches that a stage starts before its first backward pass, for each stage behind it
 };
 
+// 1f1b and zero_bubble have one part of the model per stage, interleaved no `ahead`; else Problem(Exit::usage).
+void check_shape(const ScheduleShape& shape);
+
 // One program per stage, for any number of micro-batches. 1f1b and zero_bubble need virtual_stages = 1, interleaved with
 // more needs ahead = 0, else Problem(Exit::usage).
 std::vector<Program> make_schedule(const ScheduleShape& shape);

@@ -17,16 +17,12 @@
 
 namespace trifold {
 
-SocketClock::duration seconds_of(double s) {
-    return std::chrono::duration_cast<SocketClock::duration>(std::chrono::duration<double>(s));
+SocketClock::time_point after_seconds(double seconds, SocketClock::time_point from) {
+    return from + std::chrono::duration_cast<SocketClock::duration>(std::chrono::duration<double>(std::clamp(seconds, 0.0, 1e8)));
 }
 
 void socket_fault(const std::string& what, int error) {
     throw Problem(Exit::fault, fmt::format("{}: {}", what, std::strerror(error)));
-}
-
-Socket::~Socket() {
-    if (fd_ >= 0) ::close(fd_);
 }
 
 SocketAddress tcp_address(const std::string& ip, const std::string& port) {
@@ -57,7 +53,7 @@ SocketAddress unix_address(const std::string& name) {
 std::string port_of(const Socket& socket) {
     SocketAddress a;
     a.bytes = sizeof a.storage;
-    if (::getsockname(socket.fd(), reinterpret_cast<sockaddr*>(&a.storage), &a.bytes) != 0) socket_fault("getsockname", errno);
+    if (::getsockname(socket.get(), reinterpret_cast<sockaddr*>(&a.storage), &a.bytes) != 0) socket_fault("getsockname", errno);
     const auto& u = reinterpret_cast<const sockaddr_un&>(a.storage);
     if (a.family() == AF_UNIX) return std::string(u.sun_path + 1, a.bytes - offsetof(sockaddr_un, sun_path) - 1);
     const auto& v4 = reinterpret_cast<const sockaddr_in&>(a.storage);
@@ -69,9 +65,9 @@ std::string port_of(const Socket& socket) {
 void tune(const Socket& s, int family) {
     const int one = 1, buffer_bytes = 4 << 20;  // the kernel lowers it to net.core.wmem_max
     if (family == AF_UNIX)
-        ::setsockopt(s.fd(), SOL_SOCKET, SO_SNDBUF, &buffer_bytes, sizeof buffer_bytes);
+        ::setsockopt(s.get(), SOL_SOCKET, SO_SNDBUF, &buffer_bytes, sizeof buffer_bytes);
     else
-        ::setsockopt(s.fd(), IPPROTO_TCP, TCP_NODELAY, &one, sizeof one);
+        ::setsockopt(s.get(), IPPROTO_TCP, TCP_NODELAY, &one, sizeof one);
 }
 
 Socket stream_socket(int family) {
@@ -83,7 +79,7 @@ Socket stream_socket(int family) {
 
 Socket listening_socket(const SocketAddress& at) {
     Socket s = stream_socket(at.family());
-    if (::bind(s.fd(), at.get(), at.bytes) != 0 || ::listen(s.fd(), 4096) != 0) {
+    if (::bind(s.get(), at.get(), at.bytes) != 0 || ::listen(s.get(), 4096) != 0) {
         const int error = errno;
         if (error == EADDRNOTAVAIL)
             throw Problem(Exit::usage, "this host has no such network address: choose another --launch.interface");
@@ -97,7 +93,7 @@ Socket accept_from(const Socket& listening) {
     from.bytes = sizeof from.storage;
     while (true) {
         Socket s(
-            ::accept4(listening.fd(), reinterpret_cast<sockaddr*>(&from.storage), &from.bytes, SOCK_CLOEXEC | SOCK_NONBLOCK));
+            ::accept4(listening.get(), reinterpret_cast<sockaddr*>(&from.storage), &from.bytes, SOCK_CLOEXEC | SOCK_NONBLOCK));
         if (s) tune(s, from.family());
         if (s || errno == EAGAIN) return s;
         if (errno != EINTR && errno != ECONNABORTED) socket_fault("cannot accept the connection of another rank", errno);
@@ -118,25 +114,25 @@ SocketSet::SocketSet(int size) : sockets_(static_cast<size_t>(size)), event_(::e
 
 void SocketSet::put(int i, Socket socket) {
     const std::lock_guard lock(mutex_);
-    if (aborted_) ::shutdown(socket.fd(), SHUT_RDWR);
+    if (aborted_) ::shutdown(socket.get(), SHUT_RDWR);
     sockets_[static_cast<size_t>(i)] = std::move(socket);
 }
 
 void SocketSet::asleep() const {
     uint64_t count;
-    [[maybe_unused]] const ssize_t n = ::read(event_.fd(), &count, sizeof count);
+    [[maybe_unused]] const ssize_t n = ::read(event_.get(), &count, sizeof count);
 }
 
 void SocketSet::wake() const noexcept {
     const uint64_t one = 1;
-    [[maybe_unused]] const ssize_t n = ::write(event_.fd(), &one, sizeof one);
+    [[maybe_unused]] const ssize_t n = ::write(event_.get(), &one, sizeof one);
 }
 
 void SocketSet::abort() noexcept {
     const std::lock_guard lock(mutex_);
     aborted_ = true;
     for (const Socket& s : sockets_) {
-        if (s) ::shutdown(s.fd(), SHUT_RDWR);  // the peers see the end of the stream, and our own calls return
+        if (s) ::shutdown(s.get(), SHUT_RDWR);  // the peers see the end of the stream, and our own calls return
     }
     wake();
 }

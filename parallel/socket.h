@@ -11,27 +11,15 @@
 #include <utility>
 #include <vector>
 
+#include "base/fd.h"
+
 namespace trifold {
 
 using SocketClock = std::chrono::steady_clock;
-SocketClock::duration seconds_of(double s);
+// From now on; any number of seconds, also one that no clock can hold.
+SocketClock::time_point after_seconds(double seconds, SocketClock::time_point from = SocketClock::now());
 
-// A descriptor that closes itself.
-class Socket {
-public:
-    explicit Socket(int fd = -1) : fd_(fd) {}
-    Socket(Socket&& o) noexcept : fd_(std::exchange(o.fd_, -1)) {}
-    Socket& operator=(Socket&& o) noexcept {
-        std::swap(fd_, o.fd_);
-        return *this;
-    }
-    ~Socket();
-    int fd() const { return fd_; }
-    explicit operator bool() const { return fd_ >= 0; }
-
-private:
-    int fd_;
-};
+using Socket = Fd;
 
 struct SocketAddress {
     sockaddr_storage storage{};
@@ -64,9 +52,9 @@ public:
     explicit SocketSet(int size);
     // By the Net's thread.
     int size() const { return static_cast<int>(sockets_.size()); }
-    int operator[](int i) const { return sockets_[static_cast<size_t>(i)].fd(); }
+    int operator[](int i) const { return sockets_[static_cast<size_t>(i)].get(); }
     void put(int i, Socket socket);
-    int event() const { return event_.fd(); }  // readable after abort() and wake()
+    int event() const { return event_.get(); }  // readable after abort() and wake()
     void asleep() const;                       // no longer readable
     // From any thread.
     void wake() const noexcept;

@@ -47,18 +47,18 @@ struct StoreServer::Loop {
           received(count),
           board(o.size, o.start_s, o.data_key),
           descriptor_of(static_cast<size_t>(o.size), -1) {
-        watch(listener.fd(), EPOLLIN, EPOLL_CTL_ADD);
+        watch(listener.get(), EPOLLIN, EPOLL_CTL_ADD);
         add(std::move(own)).known = true;
     }
 
     void watch(int fd, uint32_t events, int operation) {
         epoll_event event{.events = events, .data = {.fd = fd}};
-        const int result = ::epoll_ctl(poller.fd(), operation, fd, &event);
+        const int result = ::epoll_ctl(poller.get(), operation, fd, &event);
         TRIFOLD_ASSERT(result == 0);
     }
 
     Connection& add(Socket socket) {
-        const int fd = socket.fd();
+        const int fd = socket.get();
         watch(fd, EPOLLIN, EPOLL_CTL_ADD);
         Connection& c = connections[fd];
         c.socket = std::move(socket);
@@ -74,10 +74,10 @@ struct StoreServer::Loop {
     void turn(SocketClock::time_point until) {
         std::array<epoll_event, 64> events;
         const int timeout = until == SocketClock::time_point::max() ? -1 : milliseconds_until(until);
-        const int ready = ::epoll_wait(poller.fd(), events.data(), static_cast<int>(events.size()), timeout);
+        const int ready = ::epoll_wait(poller.get(), events.data(), static_cast<int>(events.size()), timeout);
         for (int i = 0; i < ready; ++i) {
             const int fd = events[static_cast<size_t>(i)].data.fd;
-            if (fd == listener.fd()) {
+            if (fd == listener.get()) {
                 accept();
             } else if (const auto c = connections.find(fd); c != connections.end()) {
                 if (events[static_cast<size_t>(i)].events & EPOLLOUT) flush(c->second);
@@ -91,7 +91,7 @@ struct StoreServer::Loop {
 
     void accept() {
         for (;;) {
-            Socket socket(::accept4(listener.fd(), nullptr, nullptr, SOCK_CLOEXEC | SOCK_NONBLOCK));
+            Socket socket(::accept4(listener.get(), nullptr, nullptr, SOCK_CLOEXEC | SOCK_NONBLOCK));
             if (!socket) {
                 // Out of descriptors: the caller stays in the queue until one is free; no need to spin until then.
                 if (errno == EMFILE || errno == ENFILE) std::this_thread::sleep_for(std::chrono::milliseconds(20));
@@ -116,7 +116,7 @@ struct StoreServer::Loop {
         std::vector<Message> messages;
         bool open = true;
         for (;;) {
-            const ssize_t got = ::recv(c.socket.fd(), bytes.data(), bytes.size(), MSG_DONTWAIT);
+            const ssize_t got = ::recv(c.socket.get(), bytes.data(), bytes.size(), MSG_DONTWAIT);
             if (got < 0 && errno == EINTR) continue;
             if (got < 0 && errno == EAGAIN) break;
             open = got > 0 && c.cutter.cut({bytes.data(), static_cast<size_t>(got)}, c.known ? most_bytes_of_message : most_bytes_of_strangers, messages);
@@ -132,7 +132,7 @@ struct StoreServer::Loop {
 
     void close(Connection& c) {
         const int rank = c.rank;
-        connections.erase(c.socket.fd());
+        connections.erase(c.socket.get());
         if (rank < 0) return;
         descriptor_of[static_cast<size_t>(rank)] = -1;
         if (rank == 0) own_end_open = false;
@@ -162,7 +162,7 @@ struct StoreServer::Loop {
         const auto rank = static_cast<int>(in.number()), size = static_cast<int>(in.number());
         if (board.join(rank, size, m, in, local_ip(c.socket))) {
             c.rank = rank;
-            descriptor_of[static_cast<size_t>(rank)] = c.socket.fd();
+            descriptor_of[static_cast<size_t>(rank)] = c.socket.get();
         } else {
             c.queue.push_back(make_message(Verb::news, 0, packed(*board.failure())));
             c.leaving = true;
@@ -191,7 +191,7 @@ struct StoreServer::Loop {
             msghdr out{};
             out.msg_iov = parts;
             out.msg_iovlen = 2;
-            const ssize_t sent = ::sendmsg(c.socket.fd(), &out, MSG_NOSIGNAL | MSG_DONTWAIT);
+            const ssize_t sent = ::sendmsg(c.socket.get(), &out, MSG_NOSIGNAL | MSG_DONTWAIT);
             if (sent < 0 && errno == EINTR) continue;
             if (sent < 0 && errno == EAGAIN) break;
             if (sent < 0) {
@@ -203,10 +203,10 @@ struct StoreServer::Loop {
             c.queue.pop_front();
             c.sent = 0;
         }
-        if (c.queue.empty() && c.leaving) ::shutdown(c.socket.fd(), SHUT_WR);
+        if (c.queue.empty() && c.leaving) ::shutdown(c.socket.get(), SHUT_WR);
         if (c.waits_for_room == !c.queue.empty()) return;
         c.waits_for_room = !c.queue.empty();
-        watch(c.socket.fd(), c.waits_for_room ? EPOLLIN | EPOLLOUT : EPOLLIN, EPOLL_CTL_MOD);
+        watch(c.socket.get(), c.waits_for_room ? EPOLLIN | EPOLLOUT : EPOLLIN, EPOLL_CTL_MOD);
     }
 
     // Rank 0 is leaving. After a failure the others get a moment to hear of it and to ask who speaks, those too who are still on their way

@@ -18,14 +18,14 @@ namespace {
 
 // One question and its answer, before there is a reading thread.
 std::optional<Message> exchange(StoreLink& link, const Message& question, SocketClock::time_point deadline) {
-    if (!send_all(link.socket.fd(), header_of(question) + *question.body, deadline)) return {};
+    if (!send_all(link.socket.get(), header_of(question) + *question.body, deadline)) return {};
     ++link.sent;
     MessageCutter cutter;
     std::vector<Message> messages;
     while (messages.empty()) {
         char bytes[4096];
-        if (!wait_for(link.socket.fd(), POLLIN, deadline)) return {};
-        const ssize_t got = ::recv(link.socket.fd(), bytes, sizeof(bytes), MSG_DONTWAIT);
+        if (!wait_for(link.socket.get(), POLLIN, deadline)) return {};
+        const ssize_t got = ::recv(link.socket.get(), bytes, sizeof(bytes), MSG_DONTWAIT);
         if (got < 0 && (errno == EAGAIN || errno == EINTR)) continue;
         if (got <= 0 || !cutter.cut({bytes, static_cast<size_t>(got)}, sizeof(bytes), messages)) return {};
     }
@@ -128,16 +128,16 @@ StoreClient::~StoreClient() {
         leaving_ = true;
     }
     if (say_goodbye) send(make_message(Verb::goodbye, 0, Packer().number(0).take()), after_seconds(1));
-    ::shutdown(socket_.fd(), SHUT_RDWR);
+    ::shutdown(socket_.get(), SHUT_RDWR);
     reader_.join();
 }
 
 void StoreClient::send(const Message& message, SocketClock::time_point deadline) {
     const std::lock_guard lock(sending_);
-    if (send_all(socket_.fd(), header_of(message), deadline) && send_all(socket_.fd(), *message.body, deadline)) {
+    if (send_all(socket_.get(), header_of(message), deadline) && send_all(socket_.get(), *message.body, deadline)) {
         ++sent_;
     } else {
-        ::shutdown(socket_.fd(), SHUT_RDWR);  // half a message cannot be followed by another; the reader sees the end
+        ::shutdown(socket_.get(), SHUT_RDWR);  // half a message cannot be followed by another; the reader sees the end
     }
 }
 
@@ -209,8 +209,8 @@ void StoreClient::read() {
     MessageCutter cutter;
     std::vector<char> bytes(64 << 10);
     for (bool open = true; open;) {
-        wait_for(socket_.fd(), POLLIN, SocketClock::time_point::max());
-        const ssize_t got = ::recv(socket_.fd(), bytes.data(), bytes.size(), MSG_DONTWAIT);
+        wait_for(socket_.get(), POLLIN, SocketClock::time_point::max());
+        const ssize_t got = ::recv(socket_.get(), bytes.data(), bytes.size(), MSG_DONTWAIT);
         if (got < 0 && (errno == EAGAIN || errno == EINTR)) continue;
         std::vector<Message> messages;
         open = got > 0 && cutter.cut({bytes.data(), static_cast<size_t>(got)}, most_bytes_of_message, messages);

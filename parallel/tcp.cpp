@@ -62,10 +62,6 @@ bool is_virtual(const std::string& interface) {
 
 }  // namespace
 
-SocketClock::time_point after_seconds(double seconds, SocketClock::time_point from) {
-    return from + std::chrono::duration_cast<SocketClock::duration>(std::chrono::duration<double>(std::clamp(seconds, 0.0, 1e8)));
-}
-
 int milliseconds_until(SocketClock::time_point deadline) {
     const auto left = std::chrono::ceil<std::chrono::milliseconds>(deadline - SocketClock::now()).count();
     return static_cast<int>(std::clamp<int64_t>(left, 0, 1 << 30));
@@ -136,8 +132,8 @@ Socket listen_at(const std::string& ip, int port) {
     const SocketAddress at = tcp_address(ip.empty() ? "0.0.0.0" : ip, std::to_string(port));
     Socket socket = stream_socket(at.family());
     const int on = 1;
-    ::setsockopt(socket.fd(), SOL_SOCKET, SO_REUSEADDR, &on, sizeof(on));
-    if (::bind(socket.fd(), at.get(), at.bytes) == 0 && ::listen(socket.fd(), SOMAXCONN) == 0) return socket;
+    ::setsockopt(socket.get(), SOL_SOCKET, SO_REUSEADDR, &on, sizeof(on));
+    if (::bind(socket.get(), at.get(), at.bytes) == 0 && ::listen(socket.get(), SOMAXCONN) == 0) return socket;
     if (errno == EADDRINUSE)
         usage(fmt::format("port {} of this host is taken, so rank 0 cannot keep the store there: choose another one in --launch.store, or end what uses it", port));
     if (errno == EADDRNOTAVAIL) usage(fmt::format("the address {} is not one of this host, where rank 0 runs: --launch.store must name the host of rank 0", ip));
@@ -149,7 +145,7 @@ int tcp_port_of(const Socket& listener) { return std::stoi(port_of(listener)); }
 std::string local_ip(const Socket& socket) {
     sockaddr_storage address{};
     socklen_t size = sizeof(address);
-    if (::getsockname(socket.fd(), reinterpret_cast<sockaddr*>(&address), &size) != 0) return "";
+    if (::getsockname(socket.get(), reinterpret_cast<sockaddr*>(&address), &size) != 0) return "";
     if (address.ss_family != AF_INET && address.ss_family != AF_INET6) return "";
     const std::string ip = numeric(reinterpret_cast<sockaddr*>(&address), size);
     return ip.substr(0, ip.find('%'));
@@ -158,11 +154,11 @@ std::string local_ip(const Socket& socket) {
 Socket connect_to(const HostPort& to, SocketClock::time_point deadline, std::string& why) {
     const SocketAddress at = tcp_address(to.host, std::to_string(to.port));
     Socket socket = stream_socket(at.family());
-    int error = ::connect(socket.fd(), at.get(), at.bytes) == 0 ? 0 : errno;
+    int error = ::connect(socket.get(), at.get(), at.bytes) == 0 ? 0 : errno;
     if (error == EINPROGRESS) {
         socklen_t size = sizeof(error);
-        error = wait_for(socket.fd(), POLLOUT, deadline) ? 0 : ETIMEDOUT;
-        if (error == 0) ::getsockopt(socket.fd(), SOL_SOCKET, SO_ERROR, &error, &size);
+        error = wait_for(socket.get(), POLLOUT, deadline) ? 0 : ETIMEDOUT;
+        if (error == 0) ::getsockopt(socket.get(), SOL_SOCKET, SO_ERROR, &error, &size);
     }
     if (error != 0) {
         why = std::strerror(error);
@@ -174,20 +170,17 @@ Socket connect_to(const HostPort& to, SocketClock::time_point deadline, std::str
 
 void prepare_connection(const Socket& socket) {
     const int on = 1, idle_s = 5, every_s = 5, probes = 3, unanswered_ms = 30000;
-    ::setsockopt(socket.fd(), SOL_SOCKET, SO_KEEPALIVE, &on, sizeof(on));
-    ::setsockopt(socket.fd(), IPPROTO_TCP, TCP_KEEPIDLE, &idle_s, sizeof(idle_s));
-    ::setsockopt(socket.fd(), IPPROTO_TCP, TCP_KEEPINTVL, &every_s, sizeof(every_s));
-    ::setsockopt(socket.fd(), IPPROTO_TCP, TCP_KEEPCNT, &probes, sizeof(probes));
-    ::setsockopt(socket.fd(), IPPROTO_TCP, TCP_USER_TIMEOUT, &unanswered_ms, sizeof(unanswered_ms));
+    ::setsockopt(socket.get(), SOL_SOCKET, SO_KEEPALIVE, &on, sizeof(on));
+    ::setsockopt(socket.get(), IPPROTO_TCP, TCP_KEEPIDLE, &idle_s, sizeof(idle_s));
+    ::setsockopt(socket.get(), IPPROTO_TCP, TCP_KEEPINTVL, &every_s, sizeof(every_s));
+    ::setsockopt(socket.get(), IPPROTO_TCP, TCP_KEEPCNT, &probes, sizeof(probes));
+    ::setsockopt(socket.get(), IPPROTO_TCP, TCP_USER_TIMEOUT, &unanswered_ms, sizeof(unanswered_ms));
 }
 
 bool wait_for(int fd, short events, SocketClock::time_point deadline) {
-    for (;;) {
-        pollfd p{fd, events, 0};
-        const int ready = ::poll(&p, 1, milliseconds_until(deadline));
-        if (ready > 0) return true;
-        if (ready == 0 && SocketClock::now() >= deadline) return false;
-    }
+    pollfd p{fd, events, 0};
+    while (poll_until({&p, 1}, deadline) && p.revents == 0) continue;
+    return p.revents != 0;
 }
 
 bool send_all(int fd, std::string_view bytes, SocketClock::time_point deadline) {

@@ -9,8 +9,6 @@
 
 namespace trifold {
 
-// Any number of seconds, also one that no clock can hold.
-SocketClock::time_point after_seconds(double seconds, SocketClock::time_point from = SocketClock::now());
 // For poll(): rounded up, 0 when it is past.
 int milliseconds_until(SocketClock::time_point deadline);
 // "60 s", "0.5 s"

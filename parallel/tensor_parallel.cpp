@@ -13,6 +13,7 @@ TensorParallel::TensorParallel(const Group& group, const Options& options, DType
     if (gradients == Gradients::yes) gathered_[1] = reserve(N);
     partial_NC_ = reserve(N);
     received_ = reserve(N - n_);
+    incoming_ = blocks(-1);
     outgoing_ = blocks(+1);
     outgoing_.push_back({rank(), rank(), {rank() * n_, n_}, 0});
 }
@@ -39,7 +40,8 @@ TensorParallel::Gathered TensorParallel::gather(Stream& compute, const Tensor& s
         return g;
     }
     copy(compute, {.x = shard, .y = full.slice(rank() * n_ * C_, n_ * C_)});
-    for (const Block& b : blocks(-1)) {  // my rows go one way round, the others' come from there
+    g.blocks.reserve(incoming_.size() + 1);
+    for (const Block& b : incoming_) {  // my rows go one way round, the others' come from there
         const int64_t rows = b.rows.count, first = b.from * n_ + b.first_in_shard;
         const Ticket arrived = group_->exchange(b.to, shard.slice(b.first_in_shard * C_, rows * C_), b.from, full.slice(first * C_, rows * C_));
         g.blocks.push_back({first, rows, arrived});

@@ -93,7 +93,7 @@ private:
     Options options_;
     int64_t n_ = 0, C_ = 0;
     Tensor gathered_[2], partial_NC_, received_;
-    std::vector<Block> outgoing_;
+    std::vector<Block> incoming_, outgoing_;  // of a gather, of a scatter
     Ticket sent_;
 };
 

@@ -1,12 +1,13 @@
 #include "parallel/world.h"
 
+#include "base/cpus.h"
+
 #include <fmt/format.h>
 #include <sys/resource.h>
 
 #include <algorithm>
 #include <condition_variable>
 #include <mutex>
-#include <random>
 #include <utility>
 
 #include "parallel/host_collectives.h"
@@ -114,11 +115,9 @@ StoreLink World::State::link_to_store() {
     if (launch.rank != 0) return find_store(host_id);
     make_room_for_connections(launch.size);
     auto [servers_end, link] = link_inside_process(host_id);
-    std::random_device device;
-    const uint64_t key = uint64_t{device()} << 32 | device();
     TRIFOLD_ASSERT(launch.store_socket && *launch.store_socket);
     server = std::make_unique<StoreServer>(std::move(*launch.store_socket), std::move(servers_end),
-                                           StoreServer::Options{launch.size, options.start_s, launch.job_key, key, host_id});
+                                           StoreServer::Options{launch.size, options.start_s, launch.job_key, random_key(), host_id});
     return std::move(link);
 }
 
@@ -132,6 +131,7 @@ void World::State::join(const std::string& ip) {
                                  .text(ip)
                                  .text(Listener::host_id())
                                  .text(listener->endpoint())
+                                 .text(cpu_list())
                                  .take();
     try {
         read_peers(client->ask(Verb::join, body, after_seconds(options.start_s + answer_s),
@@ -151,6 +151,7 @@ void World::State::read_peers(const std::string& welcome) {
         const auto& [name, id] = hosts.at(static_cast<size_t>(in.number()));
         PeerAddress peer{.rank = r, .host = name, .ip = in.text(), .host_id = id};
         peer.endpoint = in.text();
+        peer.cpus = in.text();
         peers.push_back(std::move(peer));
     }
     if (launch.local_size > 0) return;
@@ -202,6 +203,11 @@ int World::rank() const { return state_->launch.rank; }
 int World::size() const { return state_->launch.size; }
 int World::local_rank() const { return state_->launch.local_rank; }
 int World::local_size() const { return state_->launch.local_size; }
+
+int World::ranks_sharing_cpus() const {
+    const PeerAddress& own = state_->peers[static_cast<size_t>(rank())];
+    return static_cast<int>(std::ranges::count_if(state_->peers, [&](const PeerAddress& p) { return p.host_id == own.host_id && p.cpus == own.cpus; }));
+}
 const std::string& World::host_of(int rank) const { return state_->peers.at(static_cast<size_t>(rank)).host; }
 int64_t World::clock_offset_ns() const { return state_->clock_offset_ns; }
 

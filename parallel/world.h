@@ -67,6 +67,8 @@ public:
     int size() const;
     int local_rank() const;   // among the ranks of this host
     int local_size() const;
+    // Ranks of this host, this one among them, that may use the same CPUs: all, or fewer where the launcher binds each to its own.
+    int ranks_sharing_cpus() const;
     const std::string& host_of(int rank) const;
     // Nanoseconds to add to this host's clock to get that of rank 0's host.
     int64_t clock_offset_ns() const;

@@ -37,7 +37,7 @@ trifold=$build/trifold
 declare -A least_ratio=([dp]=1.5 [pp]=1.3 [tp]=1.3) flags_of what_of
 least_hidden_dp=0.7 most_cpu=1.3 most_start_s=1.5
 
-work=$(mktemp -d "${TMPDIR:-/tmp}/trifold-folding-XXXXXX")
+work=$(mktemp -d)
 pid=
 trap '[ -z "$pid" ] || kill -TERM "$pid" 2>/dev/null || true; rm -rf "$work"' EXIT
 trap 'exit 130' INT TERM

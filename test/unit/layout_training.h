@@ -16,6 +16,12 @@
 
 namespace trifold::test {
 
+using Args = std::vector<std::string>;
+inline Args with(Args a, const Args& b) {
+    a.insert(a.end(), b.begin(), b.end());
+    return a;
+}
+
 // One global batch of random tokens in documents of 5 to 12, the same on every rank; sequence b keeps every (b % 3 + 1)-th target.
 struct RandomBatch {
     std::vector<int32_t> tokens, targets, positions, doc_start;
@@ -74,8 +80,6 @@ inline Config layout_config(const LayoutRun& run) {
     return c;
 }
 
-inline StateShard at_master(StateShard s, float* values) { return {s.first, s.elems, values, values, values}; }
-
 // Norms away from one and biases away from zero, the same numbers in every layout.
 inline void disturb(Trainer& t) {
     for (const StateSlice& s : t.state_to_fill())
@@ -118,9 +122,7 @@ inline LayoutResult train_layout(const LayoutRun& run) {
                 if (step == 1 && run.leave_out == 0) {
                     std::vector<float> own = t.read_gradients();
                     for (float& g : own) g *= unit;
-                    std::vector<StateShard> shards = t.optimizer().shards();
-                    for (size_t b = 0; b < shards.size(); ++b) shards[b] = at_master(shards[b], own.data() + t.sharding().shard(b).compact);
-                    gather(result.gradients, shards);
+                    gather(result.gradients, t.shards_in(own.data()));
                 }
                 t.optimizer().step(t.compute(), 1e-3, step, unit, &request);
                 const Optimizer::Outcome outcome = t.optimizer().outcome(t.compute());

@@ -1,5 +1,6 @@
 // test/unit/ranks.h   Several ranks in one test: as threads of this process, or forked where one has to be killed.
 #pragma once
+#include <signal.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
@@ -103,6 +104,23 @@ inline pid_t forked(Ranks& ranks, int rank, const std::function<void(int)>& act)
         ::_exit(9);
     }
     ::_exit(0);
+}
+
+// All processes have reported `ready`: one is killed, and the others say which, and end well. Returns what went wrong.
+inline std::string after_kill(const std::vector<Pipe>& reports, const std::vector<pid_t>& pids, int victim, const std::string& ready) {
+    std::string wrong;
+    for (const Pipe& report : reports)
+        if (const std::string said = report.read(); said != ready) wrong += "not ready: " + said + "; ";
+    ::kill(pids[static_cast<size_t>(victim)], SIGKILL);
+    const std::string victims_name = "rank " + std::to_string(10 + victim) + " on node-" + std::to_string(victim);
+    for (int r = 0; r < static_cast<int>(pids.size()); ++r) {
+        if (r != victim)
+            if (const std::string said = reports[static_cast<size_t>(r)].read(); said.find(victims_name) == std::string::npos) wrong += "does not name it: " + said + "; ";
+        int status = 0;
+        if (::waitpid(pids[static_cast<size_t>(r)], &status, 0) != pids[static_cast<size_t>(r)] || status != (r == victim ? SIGKILL : 0))
+            wrong += "rank " + std::to_string(r) + " ended with " + std::to_string(status) + "; ";
+    }
+    return wrong;
 }
 
 }  // namespace trifold::ranks_test

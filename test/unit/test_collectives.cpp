@@ -269,14 +269,7 @@ TEST_CASE("a rank that is killed in a collective ends all others", "[collectives
         }));
     }
     ranks.listeners.clear();
-    for (const Pipe& report : reports) CHECK(report.read() == "summed");
-    ::kill(pids[victim], SIGKILL);
-    for (int r = 0; r < n; ++r) {
-        if (r != victim) CHECK(has(reports[static_cast<size_t>(r)].read(), "rank 11 on node-1"));
-        int status = 0;
-        REQUIRE(::waitpid(pids[static_cast<size_t>(r)], &status, 0) == pids[static_cast<size_t>(r)]);
-        CHECK(status == (r == victim ? SIGKILL : 0));
-    }
+    CHECK(after_kill(reports, pids, victim, "summed") == "");
 }
 
 TEST_CASE("a group of one does nothing and needs no stream", "[group]") {

@@ -12,13 +12,6 @@
 namespace trifold::test {
 namespace {
 
-using Args = std::vector<std::string>;
-
-Args with(Args a, const Args& b) {
-    a.insert(a.end(), b.begin(), b.end());
-    return a;
-}
-
 const Args llama = {"--model.norm=rmsnorm", "--model.position=rope", "--model.activation=swiglu", "--model.kv_heads=6", "--model.tied=off", "--model.bias=none",
                     "--model.ffn_hidden=96", "--model.qk_norm=on"};
 
@@ -221,6 +214,7 @@ TEST_CASE("the planner's bytes are those that a step sends") {
                 const std::array planned{plan.tp, plan.pp, plan.dp};
                 for (size_t i = 0; i < 3; ++i) {
                     const double real = static_cast<double>(after[i] - before[i]), said = static_cast<double>(planned[i]);
+                    // The planner leaves out sums of norms, losses and partial gradients.
                     require(std::abs(real - said) <= 0.02 * said + 4000, fmt::format("axis {}: {} planned, {} sent", i, said, real));
                 }
             });

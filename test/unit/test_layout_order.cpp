@@ -6,13 +6,6 @@
 namespace trifold::test {
 namespace {
 
-using Args = std::vector<std::string>;
-
-Args with(Args a, const Args& b) {
-    a.insert(a.end(), b.begin(), b.end());
-    return a;
-}
-
 const Args tiny = {"--model.layers=4", "--model.hidden=24", "--model.heads=4", "--model.vocab=30", "--train.seq=8", "--train.global_batch=4", "--overlap.dp_bucket=2000", "--debug.streams=adversarial"};
 const Args rotary = {"--model.norm=rmsnorm", "--model.position=rope", "--model.activation=swiglu", "--model.tied=off", "--model.bias=none", "--model.ffn_hidden=32", "--model.qk_norm=on"};
 

@@ -6,18 +6,11 @@
 namespace trifold::test {
 namespace {
 
-using Args = std::vector<std::string>;
-
 const Args gpt = {"--model.tied=on"};
 const Args llama = {"--model.norm=rmsnorm", "--model.position=rope", "--model.activation=swiglu", "--model.kv_heads=4", "--model.tied=off", "--model.bias=none", "--model.ffn_hidden=96"};
 const Args parallel_window = {"--model.block=parallel", "--model.position=rope", "--model.window=7", "--model.full_attention_every=2", "--model.tied=on"};
 const Args isolated_parallel = {"--model.block=parallel", "--model.tied=off", "--model.bias=qkv", "--model.qk_norm=on", "--data.documents=isolated", "--model.norm=rmsnorm"};
 const Args llama_lamb = {"--model.norm=rmsnorm", "--model.position=rope", "--model.activation=swiglu", "--model.kv_heads=6", "--model.tied=on", "--model.bias=none", "--model.ffn_hidden=96", "--optim.name=lamb"};
-
-Args with(Args a, const Args& b) {
-    a.insert(a.end(), b.begin(), b.end());
-    return a;
-}
 
 struct Layout {
     int ranks;
@@ -128,6 +121,7 @@ TEST_CASE("bf16 layouts stay together") {
     for (const Layout& layout : std::vector<Layout>{{4, {"--mesh.dp=4"}}, {4, {"--mesh.tp=2", "--mesh.pp=2"}}, {4, {"--mesh.dp=2", "--mesh.pp=2", "--optim.zero=0"}}}) {
         const LayoutResult many = train_layout({layout.ranks, with(model, layout.args), 10});
         CHECK((many.initial == one.initial));
+        // A bf16 value is off by up to 2^-9 = 2e-3; layouts round other intermediate values, and ten steps add up.
         for (size_t i = 0; i < one.loss.size(); ++i) CHECK(many.loss[i] == Approx(one.loss[i]).epsilon(5e-3));
     }
 }

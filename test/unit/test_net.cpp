@@ -47,8 +47,8 @@ const Sentences nobody_failed(int n) { return Sentences(static_cast<size_t>(n));
 Socket stranger(const PeerAddress& to, const std::string& says) {
     const SocketAddress at = tcp_address(to.ip, to.endpoint.substr(0, to.endpoint.find(' ')));
     Socket s(::socket(at.family(), SOCK_STREAM, 0));
-    REQUIRE(::connect(s.fd(), at.get(), at.bytes) == 0);
-    REQUIRE(::send(s.fd(), says.data(), says.size(), 0) == static_cast<ssize_t>(says.size()));
+    REQUIRE(::connect(s.get(), at.get(), at.bytes) == 0);
+    REQUIRE(::send(s.get(), says.data(), says.size(), 0) == static_cast<ssize_t>(says.size()));
     return s;
 }
 
@@ -267,7 +267,7 @@ TEST_CASE("strangers and ranks of other jobs are turned away", "[net]") {
     CHECK(in[0] == 42);
     CHECK(has(turned_away, "rank 10 on node-0 closed its connection: it has failed, or it is of another job"));
     char byte;
-    CHECK(::recv(strangers[1].fd(), &byte, 1, 0) <= 0);  // without a word
+    CHECK(::recv(strangers[1].get(), &byte, 1, 0) <= 0);  // without a word
 }
 
 TEST_CASE("groups of one process share its listener, whoever accepts for whom", "[net]") {
@@ -341,12 +341,5 @@ TEST_CASE("a killed rank is named by all others", "[net]") {
         }));
     }
     ranks.listeners.clear();
-    for (const Pipe& report : reports) CHECK(report.read() == "connected");
-    ::kill(pids[victim], SIGKILL);
-    for (int r = 0; r < n; ++r) {
-        if (r != victim) CHECK(has(reports[static_cast<size_t>(r)].read(), "rank 12 on node-2"));
-        int status = 0;
-        REQUIRE(::waitpid(pids[static_cast<size_t>(r)], &status, 0) == pids[static_cast<size_t>(r)]);
-        CHECK(status == (r == victim ? SIGKILL : 0));
-    }
+    CHECK(after_kill(reports, pids, victim, "connected") == "");
 }

@@ -410,7 +410,7 @@ TEST_CASE("virtual stages mean the interleaved schedule") {
     given.push_back("--mesh.schedule=interleaved");
     CHECK(resolved(given, 2).origin.at("mesh.schedule") == "flag");
     given.back() = "--mesh.schedule=1f1b";
-    CHECK(refusal([&] { resolved(given, 2); }) == "mesh.virtual_stages = 2 needs mesh.schedule=interleaved, not 1f1b");
+    CHECK(refusal([&] { resolved(given, 2); }) == "mesh.schedule=1f1b runs one part of the model per stage, but mesh.virtual_stages=2: choose mesh.schedule=interleaved, or mesh.virtual_stages=1");
 }
 
 TEST_CASE("a mesh that does not fit the ranks or the model is refused with the numbers") {

@@ -1,6 +1,8 @@
 // test/unit/test_world.cpp   Rendezvous, values, agreement and groups of a job.
 #include "test/catch.h"
 
+#include <sched.h>
+
 #include <array>
 #include <atomic>
 #include <string>
@@ -50,6 +52,27 @@ TEST_CASE("messages grow with the ranks, not with their pairs or groups", "[worl
         });
         CHECK(sent == 5 * ranks - 1);
     }
+}
+
+TEST_CASE("ranks that the launcher bound to other CPUs do not share them", "[world]") {
+    cpu_set_t all;
+    REQUIRE(::sched_getaffinity(0, sizeof all, &all) == 0);
+    std::vector<int> cpus;
+    for (int c = 0; c < CPU_SETSIZE; ++c)
+        if (CPU_ISSET(c, &all)) cpus.push_back(c);
+    const int sets = cpus.size() > 1 ? 2 : 1;
+    Sayings said(4);
+    run_threads(launches_on_this_host(4), [&](const Launch& launch) {
+        cpu_set_t own;
+        CPU_ZERO(&own);
+        CPU_SET(cpus[static_cast<size_t>(launch.rank % sets)], &own);
+        ::sched_setaffinity(0, sizeof own, &own);  // of this thread
+        World world(launch, patient);
+        said.add(launch.rank, std::to_string(world.ranks_sharing_cpus()));
+        world.finish();
+    });
+    CHECK(said.with(std::to_string(4 / sets)) == 4);
+    CHECK(World().ranks_sharing_cpus() == 1);
 }
 
 TEST_CASE("a local rank that the launcher does not say is counted", "[world]") {

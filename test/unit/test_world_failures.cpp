@@ -162,8 +162,8 @@ TEST_CASE("a rank that dies during the rendezvous is named", "[world]") {
     run_threads(launches, [&](const Launch& launch) {
         if (launch.rank < 2) return said.add(launch.rank, outcome_of([&] { World world(launch, patient); }));
         const StoreLink link = connect_to_store(parse_host_ports(launch.store, ""), launch.job_key, "another host", 30);
-        const Message join = make_message(Verb::join, 1, Packer().number(2).number(4).text("test").text("node-9").text("").text("").text("").take());
-        send_all(link.socket.fd(), header_of(join) + *join.body, after_seconds(30));
+        const Message join = make_message(Verb::join, 1, Packer().number(2).number(4).text("test").text("node-9").text("").text("").text("").text("").take());
+        send_all(link.socket.get(), header_of(join) + *join.body, after_seconds(30));
     });
     CHECK(said.with("75: rank 2 on node-9 ended during the rendezvous") == 2);
     CHECK(said.with("quiet") == 1);
@@ -208,7 +208,7 @@ TEST_CASE("a cause that explains itself goes before its echoes", "[world]") {
 TEST_CASE("a death explains the fault that another rank reported before; who speaks hears first", "[world]") {
     Board board(3, 30, 0);
     for (int r = 0; r < 3; ++r) {
-        const Message join = make_message(Verb::join, 1, Packer().text("build").text("node").text("").text("").text("").take());
+        const Message join = make_message(Verb::join, 1, Packer().text("build").text("node").text("").text("").text("").text("").take());
         REQUIRE(board.join(r, 3, join, Unpacker(*join.body), ""));
     }
     board.outgoing();
