@@ -221,7 +221,7 @@ ncclResult_t comm_init(ncclComm_t* out, int size, ncclUniqueId id, int rank, ncc
     comm->rank = rank;
     comm->size = size;
     comm->wire = Wire(connect_to(std::string(id.internal)));
-    if (comm->wire.get() < 0) return wrong(nullptr, ncclSystemError, fmt::format("{} cannot reach the process that made the unique id", comm->who()));
+    if (comm->wire.fd() < 0) return wrong(nullptr, ncclSystemError, fmt::format("{} cannot reach the process that made the unique id", comm->who()));
     std::string hello;
     put_number(hello, static_cast<uint64_t>(rank));
     put_number(hello, static_cast<uint64_t>(size));
