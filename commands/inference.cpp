@@ -31,6 +31,7 @@ Inference inference_options(const std::vector<std::string>& args, std::vector<Co
         Config trained_with = config_from_json(found.state.config_json, found.path);
         trained_with.run.threads = 0;  // those of this machine
         trained_with.run.device = Device::automatic;
+        trained_with.run.comm = Comm::automatic;
         trained_with.mesh = {};  // one process, whatever it was trained on
         result.config = parse(trained_with);
         resolve(result.config);

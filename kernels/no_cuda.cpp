@@ -9,13 +9,17 @@ namespace trifold::cuda {
 bool compiled_in() { return false; }
 bool has_code_for_this_gpu() { return false; }
 Gpu probe() { return {GpuState::absent, "this build has no CUDA half (no CUDA toolkit was found when it was made)"}; }
-void select(int) { throw Problem(Exit::usage, "--run.device=cuda: " + probe().text + "; --run.device=cpu computes on the processor"); }
+void select(int, Sharing) { throw Problem(Exit::usage, "--run.device=cuda: " + probe().text + "; --run.device=cpu computes on the processor"); }
 void prefer(int) {}
 void* allocate(int64_t) { TRIFOLD_NEVER; }
 void release(void*) { TRIFOLD_NEVER; }
 int64_t available_memory() { TRIFOLD_NEVER; }
 bool pin(void*, int64_t) { TRIFOLD_NEVER; }
 void unpin(void*) { TRIFOLD_NEVER; }
+
+Copier::Copier() { TRIFOLD_NEVER; }
+Copier::~Copier() = default;
+void Copier::copy(void*, const void*, int64_t) const { TRIFOLD_NEVER; }
 
 void push_range(const char*) { TRIFOLD_NEVER; }
 void pop_range() { TRIFOLD_NEVER; }
@@ -29,7 +33,9 @@ void Streams::begin(int, const char*, std::span<const BufferAccess>) { TRIFOLD_N
 void Streams::end(Ticket) { TRIFOLD_NEVER; }
 void Streams::follow(int, Ticket) { TRIFOLD_NEVER; }
 void Streams::wait(Ticket) { TRIFOLD_NEVER; }
+std::function<void()> Streams::waiting_for(Ticket) { TRIFOLD_NEVER; }
 double Streams::waited_s(int) { TRIFOLD_NEVER; }
+void Streams::watch(StreamEngine::Watch) { TRIFOLD_NEVER; }
 void Streams::observe(const StreamObserver&) { TRIFOLD_NEVER; }
 
 #define X(op, Args) \

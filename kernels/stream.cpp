@@ -57,7 +57,7 @@ struct StreamEngine::State {
     VectorClock released;                 // adversarial: what the workers may run
     std::condition_variable progress;     // adversarial: an operation has ended
     bool stopping = false;
-    std::unique_ptr<cuda::Streams> cuda;  // null on a CPU; then no lane has a queue
+    std::unique_ptr<cuda::Streams> cuda;  // null on a CPU; else only host communication has a queue
 
     using Lock = std::unique_lock<std::mutex>;
 
@@ -255,12 +255,17 @@ void Stream::follow(Ticket ticket) {
     if (orders_[other] >= ticket.number) return;
     orders_[other] = ticket.number;
     if (engine_->state_->adversarial() && engine_->state_->leave_out()) return;
-    if (inline_) return engine_->wait(ticket);
+    StreamEngine::State& state = *engine_->state_;
+    const Stream& followed = *state.lane(ticket.stream).stream;
+    if (inline_ || (cuda_ && !followed.cuda_)) return engine_->wait(ticket);  // a GPU cannot wait for a thread
+    if (followed.cuda_ && !cuda_) {
+        enqueue("until the GPU is there", {}, state.cuda->waiting_for(ticket));
+        return;
+    }
     followed_ = true;
     if (cuda_) return cuda_->follow(index_, ticket);
-    StreamEngine::State& state = *engine_->state_;
     const std::lock_guard lock(state.mutex);
-    if (state.lane(ticket.stream).stream->inline_) return;  // done when it was submitted
+    if (followed.inline_) return;  // done when it was submitted
     state.order_after(state.lane(index_).clock, ticket);
 }
 
@@ -279,6 +284,7 @@ StreamEngine::StreamEngine(StreamMode mode, Device device) : state_(std::make_un
 StreamEngine::~StreamEngine() { abandon(); }
 
 void StreamEngine::abandon() noexcept {
+    watch({});
     if (state_->cuda) drain();
     {
         const std::lock_guard lock(state_->mutex);
@@ -297,21 +303,22 @@ Stream& StreamEngine::add(const std::string& name, StreamKind kind) {
     State& state = *state_;
     const std::lock_guard lock(state.mutex);
     const int index = static_cast<int>(state.lanes.size());
-    const bool queued = !state.cuda && (state.adversarial() || kind == StreamKind::communication);
+    cuda::Streams* const cuda = kind == StreamKind::host_communication ? nullptr : state.cuda.get();
+    const bool threaded = !cuda && kind != StreamKind::compute, queued = threaded || (!cuda && state.adversarial());
     Lane& lane = *state.lanes.emplace_back(std::make_unique<Lane>());
-    lane.stream.reset(new Stream(this, index, name, !queued && !state.cuda, state.cuda.get(), &state.observer));
-    if (state.cuda) state.cuda->add(*lane.stream, index, kind);
-    if (queued && kind == StreamKind::communication) lane.worker = std::thread([&state, &lane, index] { state.serve(lane, index); });
+    lane.stream.reset(new Stream(this, index, name, !queued && !cuda, cuda, &state.observer));
+    if (cuda) cuda->add(*lane.stream, index, kind);
+    if (threaded) lane.worker = std::thread([&state, &lane, index] { state.serve(lane, index); });
     return *lane.stream;
 }
 
 void StreamEngine::wait(Ticket ticket) {
     if (ticket.number == 0) return;
     State& state = *state_;
-    if (state.cuda) return state.cuda->wait(ticket);
+    Lane& lane = state.lane(ticket.stream);
+    if (lane.stream->cuda_) return state.cuda->wait(ticket);
     if (state.adversarial() && state.leave_out()) return;
     State::Lock lock(state.mutex);
-    Lane& lane = state.lane(ticket.stream);
     if (lane.stream->inline_) return;
     VectorClock needed;
     state.order_after(needed, ticket);
@@ -353,6 +360,10 @@ void StreamEngine::observe(StreamObserver observer) {
     if (state_->cuda) state_->cuda->observe(state_->observer);
 }
 
+void StreamEngine::watch(Watch watch) {
+    if (state_->cuda) state_->cuda->watch(std::move(watch));
+}
+
 void StreamEngine::host_access(const std::vector<BufferAccess>& accesses, const char* what) {
     if (!state_->adversarial()) return;
     const AccessChecker::Operation event = state_->next_host_event(what);
@@ -380,7 +391,7 @@ int64_t StreamEngine::orderings() const { return state_->orderings; }
 void StreamEngine::leave_out_ordering(int64_t n) { state_->left_out = n; }
 
 double StreamEngine::waited_s(const Stream& stream) const {
-    return state_->cuda ? state_->cuda->waited_s(stream.index_) : state_->lane(stream.index_).waited_s;
+    return stream.cuda_ ? stream.cuda_->waited_s(stream.index_) : state_->lane(stream.index_).waited_s;
 }
 
 }  // namespace trifold

@@ -7,7 +7,8 @@
 // Four engines run the same program:
 //   inline       the compute stream of a CPU: an operation is done when the call returns
 //   worker       a communication axis on a CPU: a thread executes the queue
-//   CUDA         streams and events of the GPU (kernels/cuda/runtime.h)
+//   CUDA         streams and events of the GPU (kernels/cuda/runtime.h); a stream for communication by the host is a worker here too: its
+//                operations wait for events, and what follows one of them is put on the GPU's streams when it is done
 //   adversarial  every stream is a queue and nothing runs before the host waits: then what the awaited ticket depends on,
 //                and, because other ranks wait for it, all communication submitted so far (in a thread of each axis). A
 //                vector-clock checker reports every pair of accesses to the same bytes that nothing orders.
@@ -62,7 +63,8 @@ auto accesses_of(const Args& args) {
 }
 
 enum class StreamMode : uint8_t { normal, adversarial };
-enum class StreamKind : uint8_t { compute, communication };
+// host_communication: what the CPU sends and receives, on a GPU from and to copies of device memory; on a CPU the same as communication.
+enum class StreamKind : uint8_t { compute, communication, host_communication };
 
 class StreamEngine;
 class Stream;
@@ -111,6 +113,7 @@ public:
     const std::string& name() const { return name_; }
     // Inline streams need neither a queue nor declared accesses.
     bool runs_inline() const { return inline_; }
+    // Where its operations run.
     Device device() const { return cuda_ ? Device::cuda : Device::cpu; }
 
 private:
@@ -164,6 +167,10 @@ public:
     void abandon() noexcept;
     // To be called when all streams are there, before anything is submitted.
     void observe(StreamObserver observer);
+    // Called with the seconds waited again and again while the host waits for a GPU, and once when the wait is over: what it throws ends
+    // the wait. Collectives of a GPU have no deadline of their own, and a failed one looks finished.
+    using Watch = std::function<void(double waited_s, bool over)>;
+    void watch(Watch watch);
 
     // The rest is for the checker and costs nothing in normal mode.
     // The host reads or writes memory directly: checked like an operation of its own stream. `what` is a literal.
@@ -181,7 +188,7 @@ public:
     void leave_out_ordering(int64_t n);
 
     // Seconds for which the host, and with it inline compute, was blocked by a stream's operations so far; on a GPU those for
-    // which the compute stream was.
+    // which the compute stream was (for host communication there: the host, while the GPU may have had work left).
     double waited_s(const Stream& stream) const;
 
 private:

@@ -128,7 +128,7 @@ constexpr Option table[] = {
 
     {OPTION(run.dir), "folder of everything the run writes", {.derived = "runs/DATE-TIME"}},
     {OPTION(run.device), "where the model is computed", {.choices = "auto|cpu|cuda"}},
-    {OPTION(run.comm), "what carries data between ranks: NCCL between GPUs, sockets between CPUs", {.choices = "auto|nccl|host"}},
+    {OPTION(run.comm), "what carries data between ranks: NCCL between GPUs, sockets between hosts' memories; host with GPUs copies through it, so that ranks may share one", {.choices = "auto|nccl|host"}},
     {OPTION(run.threads), "of this process on CPUs", {.range = between(1, 4096), .derived = "CPUs it may use / ranks of this host"}},
     {OPTION(run.log_every), "print a line every so many steps", {.range = between(1, most_steps), .unit = "steps"}},
     {OPTION(run.trace), "timeline for Perfetto in run.dir/trace", {}},

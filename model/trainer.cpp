@@ -32,7 +32,7 @@ ParameterTable table_of(const Config& c, int rank) { return ParameterTable(c.mod
 }  // namespace
 
 Device prepare_device(const RunConfig& run, int local_rank) {
-    if (run.device == Device::cuda) cuda::select(local_rank);
+    if (run.device == Device::cuda) cuda::select(local_rank, run.comm == Comm::host ? cuda::Sharing::allowed : cuda::Sharing::refused);
     return run.device;
 }
 
@@ -69,10 +69,11 @@ void for_groups(const Config& c, int rank, Groups& g, Make make) {
 
 Groups Groups::connect(World& world, const Config& c, StreamEngine& engine) {
     Groups g;
-    if (c.run.device == Device::cuda && world.size() > 1) set_nccl_environment(c.run.deterministic ? NcclSums::repeatable : NcclSums::fastest);
+    const bool nccl = c.run.comm == Comm::nccl;
+    if (nccl && world.size() > 1) set_nccl_environment(c.run.deterministic ? NcclSums::repeatable : NcclSums::fastest);
     for_groups(c, world.rank(), g, [&](const std::string& name, const std::vector<int>& members, Group& group) {
-        Stream& stream = engine.add(name, StreamKind::communication);
-        group = c.run.device == Device::cuda ? world.nccl_group(name, members, stream) : world.host_group(name, members, stream);
+        Stream& stream = engine.add(name, nccl ? StreamKind::communication : StreamKind::host_communication);
+        group = nccl ? world.nccl_group(name, members, stream) : world.host_group(name, members, stream, 0, c.run.device);
     });
     return g;
 }
@@ -117,6 +118,7 @@ Trainer::Trainer(const Config& config, World& world)
         host_arena_->pin();
     }
     memory_ = std::make_unique<TrainerMemory>(config_, table_, groups_, program, *arena_, on_gpu() ? *host_arena_ : *arena_);
+    if (on_gpu() && world.size() > 1) engine_.watch([&world](double waited_s, bool over) { world.watch(waited_s, over); });
     stage().fill_constants(compute());
     optimizer().fill_constants(compute());
     if (on_gpu())

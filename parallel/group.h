@@ -39,6 +39,8 @@ public:
     // Both at once, so that a ring of them cannot block; either may be empty.
     virtual void exchange(CUstream_st* stream, int to, const Tensor& x, int from, const Tensor& y) = 0;
     virtual void abort() noexcept = 0;
+    // From any thread: what has gone wrong with operations that were put on a GPU's stream already; empty: nothing, or an operation says so.
+    virtual std::string trouble() { return ""; }
 };
 
 class Group {

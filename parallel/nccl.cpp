@@ -44,7 +44,8 @@ struct NcclCollectives::Calls {
         return fmt::format("NCCL reports '{}'{}; NCCL_DEBUG=INFO and the logs of the other ranks say more", c.api_.GetErrorString(result),
                            last && *last ? fmt::format(" ({})", last) : "");
     }
-    // Until NCCL has put on the stream what was issued: its result, or ncclInProgress after the deadline. Sleeps longer and longer.
+    // Until NCCL has put on the stream what was issued: its result, ncclInProgress after the deadline, ncclRemoteError when another rank has
+    // failed meanwhile. Sleeps longer and longer.
     static ncclResult_t settled(NcclCollectives& c, double deadline_s) {
         const auto deadline = Clock::now() + std::chrono::duration<double>(deadline_s);
         for (std::chrono::microseconds pause{0};; pause = std::min(pause + std::chrono::microseconds(5), std::chrono::microseconds(1000))) {
@@ -55,6 +56,7 @@ struct NcclCollectives::Calls {
                 if (const ncclResult_t asked = c.api_.CommGetAsyncError(c.comm_, &state); asked != ncclSuccess) return asked;
                 if (state != ncclInProgress) return state;
             }
+            if (c.options_.give_up && c.options_.give_up()) return ncclRemoteError;
             if (Clock::now() >= deadline) return ncclInProgress;
             std::this_thread::sleep_for(pause);
         }

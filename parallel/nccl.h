@@ -38,6 +38,7 @@ struct NcclIds {
 struct NcclOptions {
     double start_s = 60;  // until all ranks have made the communicator
     double stall_s = 60;  // until an operation is on its stream, and until all ranks have finished with the communicator
+    std::function<bool()> give_up = {};  // asked while it waits: another rank has failed
 };
 
 class NcclCollectives final : public Collectives {
@@ -61,7 +62,7 @@ public:
     void abort() noexcept override;
     // From any thread: what has gone wrong with operations that are on their streams already, such as a lost connection; empty when
     // nothing has. Their kernels would wait for ever, so whoever waits for the stream looks here, and calls abort().
-    std::string trouble();
+    std::string trouble() override;
 
 private:
     struct Calls;  // results of NCCL calls, which nccl.h of NCCL declares

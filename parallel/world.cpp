@@ -14,6 +14,7 @@
 #include "parallel/identity.h"
 #include "parallel/launch.h"
 #include "parallel/nccl.h"
+#include "parallel/staged_collectives.h"
 #include "parallel/store.h"
 
 namespace trifold {
@@ -76,6 +77,8 @@ struct World::State {
     std::mutex mutex;                                    // of the next two
     std::vector<std::weak_ptr<Collectives>> gpu_groups;  // those between hosts end with the listener
     bool aborted = false;
+    int64_t waits = 0;  // for a GPU
+    double longest_wait_s = 0;
     std::unique_ptr<StoreServer> server;
     std::unique_ptr<StoreClient> client;
 
@@ -256,7 +259,7 @@ void World::finish() {
     if (!state_->alone()) state_->client->goodbye(state_->options.stall_s);
 }
 
-Group World::host_group(const std::string& name, const std::vector<int>& members, Stream& stream, int generation) {
+Group World::host_group(const std::string& name, const std::vector<int>& members, Stream& stream, int generation, Device memory) {
     const auto place = std::ranges::find(members, rank());
     TRIFOLD_ASSERT(place != members.end());
     if (members.size() == 1) return Group();
@@ -266,6 +269,7 @@ Group World::host_group(const std::string& name, const std::vector<int>& members
     const auto index = static_cast<int>(place - members.begin());
     try {
         auto collectives = connect_host_collectives(*s.listener, s.data_key, name, generation, index, addresses, s.options.start_s, s.options.stall_s);
+        if (memory == Device::cuda) collectives = stage_through_host(std::move(collectives), index);
         return Group(name, index, static_cast<int>(members.size()), stream, std::move(collectives));
     } catch (const Problem&) {
         if (const auto failure = cause()) throw *failure;  // why it was aborted
@@ -282,11 +286,40 @@ Group World::nccl_group(const std::string& name, const std::vector<int>& members
                             .key = fmt::format("nccl {} {} {}", name, members.front(), generation)};
     const NcclIds ids{.put = [this](const std::string& key, const std::string& value) { put(key, value); },
                       .take = [this](const std::string& key, double deadline_s, int readers) { return take(key, deadline_s, readers); }};
-    std::shared_ptr<Collectives> collectives = nccl_collectives(member, ids, {.start_s = s.options.start_s, .stall_s = s.options.stall_s});
-    const std::lock_guard lock(s.mutex);
-    s.gpu_groups.push_back(collectives);
-    if (s.aborted) collectives->abort();
-    return Group(name, member.rank, member.size, stream, std::move(collectives));
+    try {
+        std::shared_ptr<Collectives> collectives =
+            nccl_collectives(member, ids, {.start_s = s.options.start_s, .stall_s = s.options.stall_s, .give_up = [this] { return cause().has_value(); }});
+        const std::lock_guard lock(s.mutex);
+        s.gpu_groups.push_back(collectives);
+        if (s.aborted) collectives->abort();
+        return Group(name, member.rank, member.size, stream, std::move(collectives));
+    } catch (const Problem&) {
+        if (const auto failure = cause()) throw *failure;
+        throw;
+    }
+}
+
+void World::watch(double waited_s, bool over) {
+    State& s = *state_;
+    if (const auto failure = cause()) throw *failure;
+    {
+        const std::lock_guard lock(s.mutex);
+        for (const auto& group : s.gpu_groups) {
+            const auto alive = group.lock();
+            const std::string trouble = alive ? alive->trouble() : "";
+            if (!trouble.empty()) throw Problem(Exit::fault, trouble);
+        }
+    }
+    constexpr int64_t waits_of_the_start = 20;  // the first step and what comes before it
+    const double stall_s = s.options.stall_s, limit_s = s.waits < waits_of_the_start ? 10 * stall_s : std::max(stall_s, 4 * s.longest_wait_s);
+    if (over) {
+        ++s.waits;
+        s.longest_wait_s = std::max(s.longest_wait_s, waited_s);
+    } else if (waited_s > limit_s) {
+        throw Problem(Exit::fault, fmt::format("the GPU of rank {} on {} has not finished its work within {}: a kernel or the network hangs, or a rank that it waits for; "
+                                               "look at what the others say, and whether `nvidia-smi` there shows healthy GPUs (--resilience.stall_s)",
+                                               rank(), host_name(), seconds_text(limit_s)));
+    }
 }
 
 World::Counts World::messages() const {

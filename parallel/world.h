@@ -95,10 +95,16 @@ public:
     void finish();
 
     // The group of `members` (global ranks in order, this one among them) named `name`, on a stream of its own; ranks with other members but
-    // the same name form their own group. Connects when everybody of it does. `generation` counts re-creations.
-    Group host_group(const std::string& name, const std::vector<int>& members, Stream& stream, int generation = 0);
+    // the same name form their own group. Connects when everybody of it does. `generation` counts re-creations. Tensors lie in `memory`;
+    // those on a GPU pass through the host (staged_collectives.h).
+    Group host_group(const std::string& name, const std::vector<int>& members, Stream& stream, int generation = 0, Device memory = Device::cpu);
     // The same between the GPUs that these ranks have selected, through NCCL.
     Group nccl_group(const std::string& name, const std::vector<int>& members, Stream& stream, int generation = 0);
+
+    // Looks after operations that are on a GPU's streams (StreamEngine::watch): throws Problem(Exit::fault) when one of their groups has failed
+    // or another rank has, and when the host has waited for longer than stall_s and four times its longest wait so far (in the first step
+    // ten times stall_s).
+    void watch(double waited_s, bool over);
 
     // Messages that this rank has sent to the store, and the store has received (known to rank 0 only), since the start.
     struct Counts {

@@ -3,15 +3,15 @@
 #
 #   folding    four hosts made by netns_cluster.sh, one rank each, one case per axis. The step is timed without a limit first; the links then
 #              get the rate at which the bytes of a step (trifold plan) take as long as that. overlap.AXIS=on and off in turn, A B A B.
-#   cpu        CPU seconds of a step of 8 ranks (tp 2, pp 2, dp 2) against one rank, same global batch: 12 layers, hidden 768, sequence 512,
-#              global batch 16, bf16. The difference of runs of two lengths, so that start and checkpoint cancel out.
+#   cpu        CPU seconds of a step of 8 ranks (tp 2, pp 2, dp 2) against one rank with a thread on each core, same global batch: 12 layers,
+#              hidden 768, sequence 512, global batch 16, bf16. Steps after the first, A B A B.
 #   start      from mpirun to the end of the first step of a small model: 8 ranks minus one rank
 #
 #   --parts "folding cpu start"  --cases "dp pp tp"  --rounds 2  --steps 6  --warmup 1  --out docs/measured/DATE-folding (.md, .json)
 #   --cpus share: netns_cluster's CPUS    --load 1: communication over computation that the rate aims at
 #   --quick: one round, 3 steps, no cpu part; writes nothing
 #
-# Exit code 1 when a bar is missed; the lines with MISSED say which. Needs root (network namespaces) and a quiet machine: about 7 minutes.
+# Exit code 1 when a bar is missed; the lines with MISSED say which. Needs root (network namespaces) and a quiet machine: about 9 minutes.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 # shellcheck source=/dev/null
@@ -104,32 +104,44 @@ folding() {
 }
 
 # ---------------------------------------------------------------- CPU seconds
-# User and system time of all processes that a command started and waited for.
-cpu_of() {  # cpu_of STEPS COMMAND-PREFIX... -- FLAGS...
-    local steps=$1 prefix=() TIMEFORMAT='%U %S'
-    shift
-    while [ "$1" != -- ]; do prefix+=("$1"); shift; done
-    shift
+# User and system seconds so far of all processes of the job that runs, mpirun included.
+cpu_so_far() {
+    local p
+    for p in $(pgrep -f -- "--run.dir=$work/run"); do cat "/proc/$p/stat" 2>/dev/null || true; done |
+        awk -v hz="$(getconf CLK_TCK)" '{ sub(/.*\) /, ""); user += $12; kernel += $13 } END { print (user + kernel) / hz, kernel / hz }'
+}
+# Those of each step but the first, which is the first to touch memory: lines "cpu WHO SECONDS SYSTEM".
+cpu_of() {  # cpu_of WHO COMMAND...
+    local who=$1 step=0 before=
     rm -rf "$work/run"
-    { time run "$work/log" "${prefix[@]}" "$trifold" train "${common[@]}" --train.steps="$steps" "$@"; } 2>"$work/time"
-    tail -n 1 "$work/time" | awk '{ print $1 + $2, $2 }'
+    "${@:2}" >"$work/log" 2>&1 </dev/null &
+    pid=$!
+    while [ $step -lt 3 ]; do
+        kill -0 "$pid" 2>/dev/null || { tail -n 20 "$work/log" >&2; say "bench_folding: this ended early: ${*:2}"; exit 1; }
+        if [ "$(cat "$work/run/metrics.jsonl" 2>/dev/null | grep -c loss)" -gt $step ]; then
+            step=$((step + 1))
+            local now
+            now=$(cpu_so_far)
+            [ -z "$before" ] || echo "$before $now" | awk -v who="$who" '{ printf "cpu\t%s\t%.2f\t%.2f\n", who, $3 - $1, $4 - $2 }' >>"$results"
+            before=$now
+        fi
+        sleep 0.02
+    done
+    wait "$pid"
+    pid=
+    say "cpu, $who: $(tail -n 1 "$results" | cut -f3) s, $(tail -n 1 "$results" | cut -f4) s of them in the system"
 }
 cpu() {
-    local model="--model.layers=12 --model.hidden=768 --model.heads=12 --model.vocab=50257 --model.max_seq=512 --train.global_batch=16 --train.dtype=bf16"
+    local model="--model.layers=12 --model.hidden=768 --model.heads=12 --model.vocab=50257 --model.max_seq=512 --train.global_batch=16 --train.dtype=bf16 --train.steps=3"
     random_tokens >"$work/tokens.bin"
-    local who steps
-    for steps in 1 3; do
-        for who in one eight; do
-            local prefix=() layout=()
-            [ $who = one ] || { prefix=("${mpirun[@]}" -n 8); layout=(--mesh.tp=2 --mesh.pp=2); }
-            # shellcheck disable=SC2086  # words
-            printf 'cpu\t%s\t%s\t%s\n' "$who" "$steps" "$(cpu_of "$steps" "${prefix[@]}" -- $model --data.train="$work/tokens.bin" "${layout[@]}" | tr ' ' '\t')" >>"$results"
-            say "cpu, $who, $steps steps: $(tail -n 1 "$results" | cut -f4) s, $(tail -n 1 "$results" | cut -f5) s of them in the system"
-        done
+    local round
+    for round in $(seq "$rounds"); do
+        # shellcheck disable=SC2086  # words
+        cpu_of one "$trifold" train "${common[@]}" --run.threads="$(nproc)" $model --data.train="$work/tokens.bin"
+        # shellcheck disable=SC2086  # words
+        cpu_of eight "${mpirun[@]}" -n 8 "$trifold" train "${common[@]}" $model --data.train="$work/tokens.bin" --mesh.tp=2 --mesh.pp=2
     done
 }
-per_step() { awk -F'\t' -v who="$1" -v c="$2" '$1 == "cpu" && $2 == who { x[$3] = $c } END { print (3 in x) ? (x[3] - x[1]) / 2 : "nan" }' "$results"; }
-
 # ---------------------------------------------------------------- start
 first_step_s() {  # first_step_s RANKS: from mpirun to the first line of the log
     local begin
@@ -190,7 +202,7 @@ verdicts() {
                 "$([ "$a" = dp ] && echo $least_hidden_dp || echo 0)"
         done
     fi
-    ! has cpu || judge "CPU seconds of a step, 8 ranks over one rank" "$(calc "$(per_step eight 4) / $(per_step one 4)")" '<=' $most_cpu
+    ! has cpu || judge "CPU seconds of a step, 8 ranks over one rank" "$(calc "$(value cpu eight 3) / $(value cpu one 3)")" '<=' $most_cpu
     ! has start || judge "mpirun to the end of the first step, 8 ranks minus one, s" "$(calc "$(value start 8 3) - $(value start 1 3)")" '<=' $most_start_s
 }
 json() {
@@ -204,7 +216,7 @@ json() {
     done
     printf '\n]'
     ! has cpu || printf ',\n"cpu_s_per_step": {"one_rank": %s, "eight_ranks": %s, "one_rank_system": %s, "eight_ranks_system": %s}' \
-        "$(per_step one 4)" "$(per_step eight 4)" "$(per_step one 5)" "$(per_step eight 5)"
+        "$(value cpu one 3)" "$(value cpu eight 3)" "$(value cpu one 4)" "$(value cpu eight 4)"
     ! has start || printf ',\n"start_to_first_step_s": {"one_rank": %s, "eight_ranks": %s}' "$(value start 1 3)" "$(value start 8 3)"
     printf '}\n'
 }
@@ -220,7 +232,7 @@ markdown() {
     # shellcheck disable=SC2016  # a code block
     printf '```\n%s\n```\n\n' "$(cat "$work/verdicts")"
     ! has cpu || printf 'CPU seconds per step (12 layers, hidden 768, sequence 512, global batch 16, bf16): one rank %.3g, 8 ranks (tp 2, pp 2, dp 2) %.3g; in the system %.2g and %.2g.\n' \
-        "$(per_step one 4)" "$(per_step eight 4)" "$(per_step one 5)" "$(per_step eight 5)"
+        "$(value cpu one 3)" "$(value cpu eight 3)" "$(value cpu one 4)" "$(value cpu eight 4)"
     ! has start || printf 'mpirun to the end of the first step (4 layers, hidden 128): one rank %.2f s, 8 ranks %.2f s.\n' "$(value start 1 3)" "$(value start 8 3)"
     ! has folding || cat <<TEXT
 

@@ -10,8 +10,9 @@
 #   1 parity         every operation against the CPU at odd and at real shapes; the tiny model 20 steps against the CPU
 #   2 sanitizer      compute-sanitizer memcheck and racecheck on the small tests, where it is installed
 #   3 repeatability  the same seed twice gives the same weights, bit for bit
-#   4 operations     each one's share of the copy bandwidth or matrix rate that was measured in the same run
-#   5 training       tokens/s, MFU and memory: GPT-2 124M, GPT-3 1.3B, a slice of Llama-3 8B; PyTorch (compiled) beside it where it is installed
+#   4 ranks          layouts of several ranks that share this GPU (--run.comm=host) against one rank: loss and gradient norm of each step
+#   5 operations     each one's share of the copy bandwidth or matrix rate that was measured in the same run
+#   6 training       tokens/s, MFU and memory: GPT-2 124M, GPT-3 1.3B, a slice of Llama-3 8B; PyTorch (compiled) beside it where it is installed
 #
 # Prints one table, writes DATE-gpu.md and DATE-gpu.json. Exit code 1 when a number is wrong; slow is reported, not an error.
 set -uo pipefail
@@ -129,7 +130,36 @@ export -f train
 export work trifold device
 verdict "the same seed gives the same bits" 200 bash "$work/repeat.sh" "${small[@]}"
 
-# ---------------------------------------------------------------- 4 operations
+# ---------------------------------------------------------------- 4 ranks
+# No launcher is needed: Hydra's variables say who is who. NCCL refuses ranks that share a GPU, so they send through the host.
+cat >"$work/ranks.sh" <<'END'
+model=("$@")
+run_ranks() {  # run_ranks RUN RANKS OPTIONS...
+    local r pids=() port=$((20000 + RANDOM % 10000))
+    rm -rf "${work:?}/$1"
+    for ((r = 0; r < $2; r++)); do
+        if [ "$2" -gt 1 ]; then export PMI_RANK=$r PMI_SIZE=$2 MPI_LOCALRANKID=$r MPI_LOCALNRANKS=$2; fi
+        "$trifold" train --run.device=$device --run.comm=host --launch.store=127.0.0.1:$port --data.train="$work/tokens.bin" --run.dir="$work/$1" --run.tensorboard=off \
+            --train.dtype=fp32 --train.global_batch=4 --train.steps=4 --checkpoint.every=0 --optim.warmup_steps=1 "${model[@]}" "${@:3}" >"$work/$1.$r" 2>&1 &
+        pids+=($!)
+    done
+    for r in "${pids[@]}"; do wait "$r" || { tail -qn 2 "$work/$1".[0-9]*; exit 1; }; done
+}
+values() { grep -oE '"(loss|grad_norm)": *[0-9.e+-]+' "$work/$1/metrics.jsonl" | sed 's/.*: *//'; }
+run_ranks one 1
+layouts=("2 --mesh.dp=2 --optim.zero=1" "2 --mesh.tp=2" "2 --mesh.pp=2" "8 --mesh.tp=2 --mesh.pp=2 --mesh.dp=2 --mesh.schedule=zero_bubble")
+for layout in "${layouts[@]}"; do
+    run_ranks many $layout
+    paste <(values one) <(values many) | awk '{ d = ($1 - $2) / $1; if (d < 0) d = -d; if (d > worst) worst = d; ++n } END { exit !(n == 8 && worst < 1e-4) }' ||
+        { echo "$layout: not the same as one rank"; paste <(values one) <(values many); exit 1; }
+done
+echo "${#layouts[@]} layouts of up to 8 ranks on one GPU agree with one rank"
+END
+shape=(--model.preset=gpt2-124m --model.layers=4 --train.seq=256)
+[ -z "$rehearse" ] || shape=(--model.layers=2 --model.hidden=128 --model.heads=2 --model.vocab=50257 --model.max_seq=16)
+verdict "layouts of several ranks on this GPU" 120 bash "$work/ranks.sh" "${shape[@]}"
+
+# ---------------------------------------------------------------- 5 operations
 if [ -n "$rehearse" ]; then
     note "| single operations | skipped | speeds need a GPU |"
 else
@@ -137,7 +167,7 @@ else
     cp "$log" "$work/operations"
 fi
 
-# ---------------------------------------------------------------- 5 training
+# ---------------------------------------------------------------- 6 training
 speed() {  # speed NAME STEPS OPTIONS...
     local name=$1 steps=$2
     if [ "$(left)" -lt 30 ]; then echo "| $name | skipped: the time was used up | | | |" >>"$work/speeds"; return; fi

@@ -56,7 +56,7 @@ struct GemmSums {
 
 // A task: `rows` x `cols` sums over `depth`, from packed panels.
 struct GemmTask {
-    const float* a;  // panels of 2 * tile_rows rows: [panel][depth][2 * tile_rows]
+    const float* a;  // panels of tile_rows rows: [panel][depth][tile_rows]
     const float* b;  // panels of tile_cols columns: [panel][depth][tile_cols]
     int64_t rows, cols, depth;
     GemmSums sums;

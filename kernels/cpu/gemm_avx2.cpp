@@ -26,6 +26,6 @@ using Vec [[gnu::vector_size(32)]] = float;
 namespace trifold::cpu {
 extern const GemmKernels gemm_kernels_avx2;
 const GemmKernels gemm_kernels_avx2 = {"avx2",           tile_rows,       tile_cols, few_rows,
-                                       pack<panel_rows>, pack<tile_cols>, multiply,  multiply_few};
+                                       pack<tile_rows>, pack<tile_cols>, multiply,  multiply_few};
 }  // namespace trifold::cpu
 #endif

@@ -10,7 +10,7 @@
 //
 // Tile       lanes / 2 rows by 3 * lanes columns (8 x 48 with AVX-512, 4 x 24 with AVX2): 3 * lanes / 2 accumulators,
 //            and per depth 3 vector loads and lanes / 2 broadcasts for 3 * lanes / 2 multiply-adds, so arithmetic is
-//            the bottleneck.
+//            the bottleneck. A panel of a is one tile high, so that the tile uses every byte of the cache lines it reads.
 // Prefetch   While one tile is computed the next panel of b, which no tile has touched yet, is fetched into the
 //            second-level cache: every tile of a column fetches its share.
 
@@ -18,8 +18,7 @@ namespace trifold::cpu {
 namespace {
 
 constexpr int64_t tile_rows = lanes / 2, tile_cols = 3 * lanes;
-constexpr int64_t panel_rows = lanes;  // two tiles, so that panels of a and b are packed by whole vectors
-constexpr int64_t few_rows = lanes < 8 ? lanes : 8;
+constexpr int64_t few_rows = tile_rows;
 constexpr int64_t line = 64;  // bytes of a cache line
 
 #define TRIFOLD_INLINE [[gnu::always_inline]] inline
@@ -74,11 +73,15 @@ TRIFOLD_INLINE void transpose(Vec* rows) {
 
 TRIFOLD_INLINE void store(float* p, const Vec& v) { __builtin_memcpy(p, &v, sizeof v); }
 
-// Where outer index i, the first of a strip of `lanes`, stands in panels of `width`; from one depth to the next it is
-// `width` floats.
+// Stores a strip of `lanes` outer indices from i on, at depth k of panels of `width`: into one of them, or where panels are narrower
+// into neighbours.
 template <int64_t width>
-TRIFOLD_INLINE float* strip(float* panels, int64_t i, int64_t depth) {
-    return panels + i / width * width * depth + i % width;
+TRIFOLD_INLINE void store_strip(float* panels, int64_t i, int64_t k, int64_t depth, const Vec& v) {
+    constexpr int64_t run = width < lanes ? width : lanes;
+    float* to = panels + i / width * width * depth + k * width + i % width;
+#pragma GCC unroll 2
+    for (int64_t at = 0; at < lanes; at += run, to += width * depth)
+        __builtin_memcpy(to, reinterpret_cast<const float*>(&v) + at, static_cast<size_t>(run) * sizeof(float));
 }
 
 // Up to lanes x lanes elements from memory along the depth, transposed: columns[k] holds the outer indices at depth k.
@@ -104,15 +107,14 @@ TRIFOLD_INLINE void load_transposed(const T* from, int64_t stride, int64_t outer
 template <class T, int64_t width>
 void pack_along_depth(const T* from, int64_t stride, int64_t outer, int64_t depth, float* panels) {
     for (int64_t i = 0; i < round_up(outer, width); i += lanes) {
-        float* const to = strip<width>(panels, i, depth);
         for (int64_t k = 0; k < depth; k += lanes) {
             Vec columns[lanes];
             load_transposed(from + i * stride + k, stride, outer - i, depth - k, columns);
             if (depth - k >= lanes) {
 #pragma GCC unroll 16
-                for (int64_t j = 0; j < lanes; ++j) store(to + (k + j) * width, columns[j]);
+                for (int64_t j = 0; j < lanes; ++j) store_strip<width>(panels, i, k + j, depth, columns[j]);
             } else {
-                for (int64_t j = 0; j < depth - k; ++j) store(to + (k + j) * width, columns[j]);
+                for (int64_t j = 0; j < depth - k; ++j) store_strip<width>(panels, i, k + j, depth, columns[j]);
             }
         }
     }
@@ -125,15 +127,14 @@ void pack_along_outer(const T* from, int64_t stride, int64_t outer, int64_t dept
     for (int64_t k0 = 0; k0 < depth; k0 += some) {
         const int64_t end = k0 + some < depth ? k0 + some : depth;
         for (int64_t i = 0; i < round_up(outer, width); i += lanes) {
-            float* const to = strip<width>(panels, i, depth);
             const T* row = from + i;
             if (outer - i >= lanes)
                 for (int64_t k = k0; k < end; ++k) {
-                    store(to + k * width, load(row + k * stride));
+                    store_strip<width>(panels, i, k, depth, load(row + k * stride));
                     __builtin_prefetch(row + (k + some) * stride, 0, 3);
                 }
             else
-                for (int64_t k = k0; k < end; ++k) store(to + k * width, load_part(row + k * stride, outer - i));
+                for (int64_t k = k0; k < end; ++k) store_strip<width>(panels, i, k, depth, load_part(row + k * stride, outer - i));
         }
     }
 }
@@ -174,7 +175,7 @@ void multiply_tile(const float* a, const float* b, int64_t depth, const float* n
             sum[i][1] = multiply_add(x, b1, sum[i][1]);
             sum[i][2] = multiply_add(x, b2, sum[i][2]);
         }
-        a += panel_rows;
+        a += tile_rows;
         b += tile_cols;
         next += fetch;
     }
@@ -227,14 +228,13 @@ void multiply(const GemmTask& t) {
     alignas(64) float tile[tile_rows * tile_cols];
     const int64_t panels = (t.cols + tile_cols - 1) / tile_cols, fetch = (tile_rows + panels - 1) / panels;
     for (int64_t i = 0; i < t.rows; i += tile_rows) {
-        const int64_t in_panel = i % panel_rows;
-        const float* panel = t.a + (i - in_panel) * t.depth;
+        const float* panel = t.a + i * t.depth;
         const Span rows{i, t.rows - i < tile_rows ? t.rows - i : tile_rows};
         for (int64_t j = 0; j < t.cols; j += tile_cols) {
             const Span cols{j, t.cols - j < tile_cols ? t.cols - j : tile_cols};
-            const float* next = panel + (panel_rows + in_panel + j / tile_cols * fetch) * t.depth;
+            const float* next = panel + (tile_rows + j / tile_cols * fetch) * t.depth;
             fetch_results(t.sums, rows, cols);
-            multiply_tile(panel + in_panel, t.b + j * t.depth, t.depth, next, fetch, tile);
+            multiply_tile(panel, t.b + j * t.depth, t.depth, next, fetch, tile);
             if (cols.count == tile_cols)
                 finish_tile(tile, t.sums, rows, {j, tile_cols});
             else
@@ -258,7 +258,7 @@ void multiply_strip(const float* a, const T* b, int64_t stride, int64_t cols, in
         for (int64_t j = 0; j < lanes; ++j) {
             if (j == end) break;
             for (int64_t r = 0; r < rows; ++r) sum[r] = multiply_add(broadcast(a + r), columns[j], sum[r]);
-            a += panel_rows;
+            a += tile_rows;
         }
     }
     for (int64_t r = 0; r < rows; ++r) store(tile + r * tile_cols, sum[r]);

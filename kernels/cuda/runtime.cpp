@@ -9,6 +9,7 @@
 #include <cstring>
 #include <deque>
 #include <map>
+#include <thread>
 #include <vector>
 
 #include "kernels/cuda/check.h"
@@ -78,14 +79,15 @@ Gpu probe() {
     return {GpuState::found, text, sheet.bf16_flops, sheet.fp32_flops};
 }
 
-void select(int index) {
+void select(int index, Sharing sharing) {
     const Gpu gpu = probe();
     if (gpu.state != GpuState::found) throw Problem(Exit::usage, fmt::format("--run.device=cuda: {}; --run.device=cpu computes on the processor", gpu.text));
     int count = 0;
     CUDA_CHECK(cudaGetDeviceCount(&count));
-    if (index >= count) throw Problem(Exit::usage, fmt::format("this node shows {} GPU{}, but process {} of it needs one of its own: start fewer processes per node",
-                                                               count, count == 1 ? "" : "s", index));
-    CUDA_CHECK(cudaSetDevice(index));
+    if (index >= count && sharing == Sharing::refused)
+        throw Problem(Exit::usage, fmt::format("this node shows {} GPU{}, but process {} of it needs one of its own: start fewer processes per node, or let them share "
+                                               "with --run.comm=host", count, count == 1 ? "" : "s", index));
+    CUDA_CHECK(cudaSetDevice(index % count));
 }
 
 void* allocate(int64_t bytes) {
@@ -121,6 +123,17 @@ bool pin(void* memory, int64_t bytes) {
     return error == cudaSuccess;
 }
 void unpin(void* memory) { cudaHostUnregister(memory); }
+
+Copier::Copier() {
+    CUDA_CHECK(cudaGetDevice(&device_));
+    CUDA_CHECK(cudaStreamCreateWithPriority(&stream_, cudaStreamNonBlocking, 0));
+}
+Copier::~Copier() { cudaStreamDestroy(stream_); }
+void Copier::copy(void* to, const void* from, int64_t bytes) const {
+    CUDA_CHECK(cudaSetDevice(device_));  // each thread has its own
+    CUDA_CHECK(cudaMemcpyAsync(to, from, static_cast<size_t>(bytes), cudaMemcpyDefault, stream_));
+    CUDA_CHECK(cudaStreamSynchronize(stream_));
+}
 
 void push_range(const char* name) { range_begin(name); }
 void pop_range() { range_end(); }
@@ -161,6 +174,7 @@ struct CudaStream {
 struct Streams::State {
     std::map<int, CudaStream> streams;
     StreamObserver observer;
+    StreamEngine::Watch watch;
     cudaEvent_t origin = nullptr;  // and what the host's clock said then
     StreamTime origin_time;
     std::deque<Timed> timed;
@@ -178,6 +192,7 @@ struct Streams::State {
     }
     void mark(CudaStream& s);
     cudaEvent_t event_of(Ticket ticket);
+    void wait_watched(cudaEvent_t event) const;
     void report_times();
 };
 
@@ -289,10 +304,42 @@ double Streams::waited_s(int index) {
     return s.waited_s;
 }
 
+// Asks without a pause at first, since most waits are short.
+void Streams::State::wait_watched(cudaEvent_t event) const {
+    constexpr std::chrono::microseconds patience{200}, pause{50};
+    constexpr double between_looks_s = 0.02;
+    const StreamTime begin = std::chrono::steady_clock::now();
+    const auto waited_s = [&] { return std::chrono::duration<double>(std::chrono::steady_clock::now() - begin).count(); };
+    double looked_s = 0;
+    for (cudaError_t state; (state = cudaEventQuery(event)) != cudaSuccess;) {
+        if (state != cudaErrorNotReady) CUDA_CHECK(state);
+        const double now_s = waited_s();
+        if (now_s - looked_s > between_looks_s) watch(looked_s = now_s, false);
+        if (std::chrono::duration<double>(now_s) > patience) std::this_thread::sleep_for(pause);
+    }
+    watch(waited_s(), true);
+}
+
 void Streams::wait(Ticket ticket) {
-    CUDA_CHECK(cudaEventSynchronize(state_->event_of(ticket)));
+    const cudaEvent_t event = state_->event_of(ticket);
+    if (state_->watch) {
+        state_->wait_watched(event);
+    } else {
+        CUDA_CHECK(cudaEventSynchronize(event));
+    }
     if (state_->observer) state_->report_times();
 }
+
+// An event of its own: marks are taken again while the other thread waits.
+std::function<void()> Streams::waiting_for(Ticket ticket) {
+    cudaEvent_t event = nullptr;
+    CUDA_CHECK(cudaEventCreateWithFlags(&event, cudaEventDisableTiming | cudaEventBlockingSync));
+    const std::shared_ptr<CUevent_st> owner(event, [](cudaEvent_t e) { cudaEventDestroy(e); });
+    CUDA_CHECK(cudaEventRecord(event, state_->streams.at(ticket.stream).handle));
+    return [owner] { CUDA_CHECK(cudaEventSynchronize(owner.get())); };
+}
+
+void Streams::watch(StreamEngine::Watch watch) { state_->watch = std::move(watch); }
 
 void Streams::observe(const StreamObserver& observer) {
     TRIFOLD_ASSERT(!state_->streams.empty());

@@ -1,6 +1,7 @@
 // kernels/cuda/runtime.h   The CUDA runtime as the rest of the trainer sees it: which GPU, its memory, its streams. No CUDA headers.
 #pragma once
 #include <cstdint>
+#include <functional>
 #include <memory>
 #include <span>
 #include <string>
@@ -23,8 +24,11 @@ Gpu probe();
 bool compiled_in();
 bool has_code_for_this_gpu();
 
-// This process computes on GPU `index` of its node from now on. Throws Problem(Exit::usage) when it cannot.
-void select(int index);
+// NCCL refuses two processes on one GPU; those that send through the host may share them.
+enum class Sharing : uint8_t { refused, allowed };
+// This process computes on GPU `index` of its node from now on, where they are shared modulo their number. Throws Problem(Exit::usage)
+// when it cannot.
+void select(int index, Sharing sharing = Sharing::refused);
 // The same where there is one, and nothing otherwise: to be called before probe() by one of several ranks, so that it leaves no context on
 // the first GPU.
 void prefer(int index);
@@ -37,6 +41,20 @@ int64_t available_memory();
 // system does not allow it: copies are slower then.
 bool pin(void* memory, int64_t bytes);
 void unpin(void* memory);
+
+// Copies between host and device memory that are done when copy() returns, from any thread, on a stream of its own.
+class Copier {
+public:
+    Copier();  // on the thread that selected the GPU
+    ~Copier();
+    Copier(const Copier&) = delete;
+    Copier& operator=(const Copier&) = delete;
+    void copy(void* to, const void* from, int64_t bytes) const;
+
+private:
+    int device_ = 0;
+    CUstream_st* stream_ = nullptr;
+};
 
 // A named stretch of operations in profilers (NVTX).
 void push_range(const char* name);
@@ -59,8 +77,11 @@ public:
     void end(Ticket ticket);
     void follow(int index, Ticket ticket);
     void wait(Ticket ticket);
+    // The same for any thread: the function returns when the GPU has come so far.
+    std::function<void()> waiting_for(Ticket ticket);
     // Seconds for which compute streams were held up by operations of this stream so far, as far as the GPU has come.
     double waited_s(int index);
+    void watch(StreamEngine::Watch watch);
     // From now on operations are timed by the GPU; the observer hears of them when the host waits for something.
     void observe(const StreamObserver& observer);
 

@@ -64,6 +64,56 @@ TEST_CASE("a stream that follows a ticket sees what it wrote", "[streams]") {
     s.engine.wait_all();
 }
 
+TEST_CASE("communication by the host takes its place between kernels", "[streams]") {
+    Arena plan(Device::cuda);
+    Buffers count(plan);
+    Arena arena(plan, "test");
+    const Buffers buffers(arena);
+    TwoStreams s;
+    Stream& by_host = s.engine.add("by the host", StreamKind::host_communication);
+    const cuda::Copier copier;
+    Operand numbers = Operand::random(DType::f32, 64, 1), back = Operand::nans(DType::f32, 64);
+    copy(s.compute, {.x = numbers.tensor(), .y = buffers.a});
+    for (int round = 0; round < 100; ++round) {
+        by_host.follow(copy(s.compute, {.x = buffers.a, .y = buffers.b}));
+        const Ticket doubled = by_host.submit("doubled", {}, [&] {
+            float x[64];
+            copier.copy(x, buffers.b.data, sizeof x);
+            for (float& v : x) v = round == 0 ? 2 * v : v;
+            copier.copy(buffers.c.data, x, sizeof x);
+        });
+        s.compute.follow(doubled);
+        copy(s.compute, {.x = buffers.c, .y = buffers.a});
+    }
+    s.engine.wait(copy(s.compute, {.x = buffers.a, .y = back.tensor()}));
+    for (size_t i = 0; i < 64; ++i) CHECK(back.values()[i] == 2 * numbers.values()[i]);
+
+    // What such a thread throws reaches whoever waits.
+    const Ticket failed = by_host.submit("fails", {}, [] { throw Problem(Exit::fault, "no peer"); });
+    CHECK_THROWS_AS(s.compute.follow(failed), Problem);
+    s.engine.abandon();
+}
+
+TEST_CASE("a wait for the GPU is watched", "[streams]") {
+    Arena plan(Device::cuda);
+    Buffers count(plan);
+    Arena arena(plan, "test");
+    const Buffers buffers(arena);
+    TwoStreams s;
+    int waits = 0;
+    bool broken = false;
+    s.engine.watch([&](double waited_s, bool over) {
+        CHECK(waited_s >= 0);
+        waits += over;
+        if (broken) throw Problem(Exit::fault, "a group has failed");
+    });
+    s.engine.wait(zero(s.compute, {.y = buffers.a}));
+    CHECK(waits == 1);
+    broken = true;
+    CHECK_THROWS_AS(s.engine.wait(zero(s.compute, {.y = buffers.b})), Problem);  // a failed collective looks finished
+    s.engine.abandon();
+}
+
 TEST_CASE("operations are timed for the observer", "[streams]") {
     Arena plan(Device::cuda);
     Buffers count(plan);

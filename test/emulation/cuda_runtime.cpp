@@ -6,6 +6,8 @@
 
 #include <cstring>
 #include <map>
+#include <mutex>
+#include <utility>
 
 #include "test/emulation/emulator.h"
 
@@ -71,12 +73,15 @@ struct Runtime {
     const char* operation = nullptr;
     std::vector<BufferAccess> accesses;
     Ranges ranges;
+    const CUevent_st* asked = nullptr;  // by the last call, which was a query
 
     Stream& of(CUstream_st* s) { return s ? *s->stream : *default_stream.stream; }
     Ticket put(CUstream_st* stream, const char* name, std::vector<BufferAccess> what, std::function<void()> work) {
+        asked = nullptr;
         return of(stream).submit(name, std::span<const BufferAccess>(what), std::move(work));
     }
     void wait(Stream& s, Ticket ticket) {
+        asked = nullptr;
         engine.wait(ticket);
         uint64_t& number = reached[&s];
         number = std::max(number, ticket.number);
@@ -87,14 +92,29 @@ struct Runtime {
     }
 };
 
-Runtime& runtime() {
-    static Runtime* const instance = new Runtime;  // outlives whatever asks at the end of the program
-    return *instance;
-}
+// The runtime, held until the end of the statement: several threads call it (communication by the host), but kernels are run by one at a
+// time. The engine counts all of them as the host, so that an order that only two threads together could break goes unseen.
+class Entered {
+public:
+    Runtime* operator->() const { return &instance_; }
+
+private:
+    static std::recursive_mutex& mutex() {
+        static auto* const m = new std::recursive_mutex;
+        return *m;
+    }
+    static Runtime& instance() {
+        static Runtime* const r = new Runtime;  // outlives whatever asks at the end of the program
+        return *r;
+    }
+    std::lock_guard<std::recursive_mutex> lock_{mutex()};
+    Runtime& instance_ = instance();
+};
+Entered runtime() { return Entered(); }
 
 // The stream that a ticket is of, through the streams that exist.
 std::vector<CUstream_st*>& streams() {
-    static std::vector<CUstream_st*> all{&runtime().default_stream};
+    static std::vector<CUstream_st*> all{&runtime()->default_stream};
     return all;
 }
 Stream& stream_of(Ticket ticket) {
@@ -108,35 +128,35 @@ BufferAccess access(const void* p, size_t bytes, Access how) { return {static_ca
 }  // namespace
 
 void begin_operation(const char* name, std::span<const BufferAccess> accesses) {
-    runtime().operation = name;
-    runtime().accesses.assign(accesses.begin(), accesses.end());
+    runtime()->operation = name;
+    runtime()->accesses.assign(accesses.begin(), accesses.end());
     declare_accesses(accesses);
 }
 void end_operation() {
-    runtime().operation = nullptr;
-    runtime().accesses.clear();
+    runtime()->operation = nullptr;
+    runtime()->accesses.clear();
     declare_accesses({});
 }
 
 void begin_range(const char* name) {
-    runtime().ranges.names.push_back(name);
-    ++runtime().ranges.open;
+    runtime()->ranges.names.push_back(name);
+    ++runtime()->ranges.open;
 }
 void end_range() {
-    if (--runtime().ranges.open < 0) die("a range ends that was not opened");
+    if (--runtime()->ranges.open < 0) die("a range ends that was not opened");
 }
-const Ranges& ranges() { return runtime().ranges; }
+const Ranges& ranges() { return runtime()->ranges; }
 
 void submit(CUstream_st* stream, const char* kernel, std::function<void()> run) {
-    Runtime& r = runtime();
-    r.put(stream, r.operation ? r.operation : kernel, r.accesses, std::move(run));
+    const Entered r = runtime();
+    r->put(stream, r->operation ? r->operation : kernel, r->accesses, std::move(run));
 }
 
-std::vector<std::string> unordered_accesses() { return runtime().engine.findings(); }
+std::vector<std::string> unordered_accesses() { return runtime()->engine.findings(); }
 
 int64_t device_bytes() {
     int64_t sum = 0;
-    for (const auto& [begin, bytes] : runtime().allocations) sum += static_cast<int64_t>(bytes);
+    for (const auto& [begin, bytes] : runtime()->allocations) sum += static_cast<int64_t>(bytes);
     return sum;
 }
 
@@ -176,35 +196,35 @@ const char* cudaGetErrorName(cudaError_t) { return "emulated"; }
 
 cudaError_t cudaMalloc(void** p, size_t bytes) {
     if (bytes > emulation::device_memory) return cudaErrorMemoryAllocation;
-    *p = runtime().heap.allocate(bytes);
+    *p = runtime()->heap.allocate(bytes);
     std::memset(*p, emulation::uninitialised, bytes);
-    runtime().allocations[static_cast<std::byte*>(*p)] = bytes;
-    runtime().engine.buffer_allocated(*p, static_cast<int64_t>(bytes));
+    runtime()->allocations[static_cast<std::byte*>(*p)] = bytes;
+    runtime()->engine.buffer_allocated(*p, static_cast<int64_t>(bytes));
     emulation::device_memory_added(*p, bytes);
     return cudaSuccess;
 }
 // Waits for the device like the real one; what still had to run counts as a use after free all the same.
 cudaError_t cudaFree(void* p) {
     if (!p) return cudaSuccess;
-    const auto found = runtime().allocations.find(static_cast<std::byte*>(p));
-    if (found == runtime().allocations.end()) emulation::die("cudaFree of what was not allocated, or was freed before");
-    runtime().engine.buffer_released(p, static_cast<int64_t>(found->second), "cudaFree");
-    runtime().wait_all();
+    const auto found = runtime()->allocations.find(static_cast<std::byte*>(p));
+    if (found == runtime()->allocations.end()) emulation::die("cudaFree of what was not allocated, or was freed before");
+    runtime()->engine.buffer_released(p, static_cast<int64_t>(found->second), "cudaFree");
+    runtime()->wait_all();
     emulation::device_memory_removed(p);
-    runtime().allocations.erase(found);
-    runtime().heap.release(p);
+    runtime()->allocations.erase(found);
+    runtime()->heap.release(p);
     return cudaSuccess;
 }
 cudaError_t cudaHostRegister(void*, size_t, unsigned) { return cudaSuccess; }
 cudaError_t cudaHostUnregister(void*) { return cudaSuccess; }
 
 cudaError_t cudaMemcpyAsync(void* to, const void* from, size_t bytes, cudaMemcpyKind, cudaStream_t stream) {
-    runtime().put(stream, "cudaMemcpyAsync", {emulation::access(from, bytes, Access::read), emulation::access(to, bytes, Access::write)},
+    runtime()->put(stream, "cudaMemcpyAsync", {emulation::access(from, bytes, Access::read), emulation::access(to, bytes, Access::write)},
                   [=] { std::memcpy(to, from, bytes); });
     return cudaSuccess;
 }
 cudaError_t cudaMemsetAsync(void* p, int value, size_t bytes, cudaStream_t stream) {
-    runtime().put(stream, "cudaMemsetAsync", {emulation::access(p, bytes, Access::write)}, [=] { std::memset(p, value, bytes); });
+    runtime()->put(stream, "cudaMemsetAsync", {emulation::access(p, bytes, Access::write)}, [=] { std::memset(p, value, bytes); });
     return cudaSuccess;
 }
 cudaError_t cudaMemcpy(void* to, const void* from, size_t bytes, cudaMemcpyKind kind) {
@@ -218,7 +238,7 @@ cudaError_t cudaMemset(void* p, int value, size_t bytes) {
 
 cudaError_t cudaStreamCreateWithPriority(cudaStream_t* stream, unsigned flags, int) {
     if (flags != cudaStreamNonBlocking) emulation::die("the emulated runtime knows only non-blocking streams");
-    *stream = new CUstream_st{&runtime().engine.add("stream " + std::to_string(emulation::streams().size()), StreamKind::compute)};
+    *stream = new CUstream_st{&runtime()->engine.add("stream " + std::to_string(emulation::streams().size()), StreamKind::compute)};
     emulation::streams().push_back(*stream);
     return cudaSuccess;
 }
@@ -229,13 +249,13 @@ cudaError_t cudaStreamDestroy(cudaStream_t stream) {
     return error;
 }
 cudaError_t cudaStreamSynchronize(cudaStream_t stream) {
-    Stream& s = runtime().of(stream);
-    runtime().wait(s, s.last());
+    Stream& s = runtime()->of(stream);
+    runtime()->wait(s, s.last());
     return cudaSuccess;
 }
-cudaError_t cudaDeviceSynchronize() { return runtime().wait_all(), cudaSuccess; }
+cudaError_t cudaDeviceSynchronize() { return runtime()->wait_all(), cudaSuccess; }
 cudaError_t cudaStreamWaitEvent(cudaStream_t stream, cudaEvent_t event, unsigned) {
-    runtime().of(stream).follow(event->ticket);
+    runtime()->of(stream).follow(event->ticket);
     return cudaSuccess;
 }
 
@@ -243,17 +263,19 @@ cudaError_t cudaEventCreate(cudaEvent_t* event) { return *event = new CUevent_st
 cudaError_t cudaEventCreateWithFlags(cudaEvent_t* event, unsigned) { return cudaEventCreate(event); }
 cudaError_t cudaEventDestroy(cudaEvent_t event) { return delete event, cudaSuccess; }
 cudaError_t cudaEventRecord(cudaEvent_t event, cudaStream_t stream) {
-    event->ticket = runtime().put(stream, "cudaEventRecord", {}, [] {});
+    event->ticket = runtime()->put(stream, "cudaEventRecord", {}, [] {});
     event->time = std::chrono::steady_clock::now();
     return cudaSuccess;
 }
 cudaError_t cudaEventSynchronize(cudaEvent_t event) {
-    if (event->ticket.number > 0) runtime().wait(emulation::stream_of(event->ticket), event->ticket);
+    if (event->ticket.number > 0) runtime()->wait(emulation::stream_of(event->ticket), event->ticket);
     return cudaSuccess;
 }
+// A host that does nothing but ask is waiting.
 cudaError_t cudaEventQuery(cudaEvent_t event) {
     if (event->ticket.number == 0) return cudaSuccess;
-    return runtime().reached[&emulation::stream_of(event->ticket)] >= event->ticket.number ? cudaSuccess : cudaErrorNotReady;
+    if (std::exchange(runtime()->asked, event) == event) return cudaEventSynchronize(event);
+    return runtime()->reached[&emulation::stream_of(event->ticket)] >= event->ticket.number ? cudaSuccess : cudaErrorNotReady;
 }
 cudaError_t cudaEventElapsedTime(float* ms, cudaEvent_t from, cudaEvent_t to) {
     if (cudaEventQuery(to) != cudaSuccess) return cudaErrorNotReady;

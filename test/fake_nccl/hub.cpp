@@ -146,7 +146,7 @@ Hub::~Hub() {
 void Hub::run() {
     for (;;) {
         std::vector<pollfd> fds{{stop_, POLLIN, 0}, {listener_, POLLIN, 0}};
-        for (const Peer& p : peers_) fds.push_back({p.wire.get(), POLLIN, 0});
+        for (const Peer& p : peers_) fds.push_back({p.wire.fd(), POLLIN, 0});
         if (::poll(fds.data(), fds.size(), -1) < 0) continue;
         if (fds[0].revents) return;
         for (size_t i = 0; i < peers_.size(); ++i) {
@@ -160,7 +160,7 @@ void Hub::run() {
         }
         if (fds[1].revents) peers_.push_back({Wire(::accept4(listener_, nullptr, nullptr, SOCK_CLOEXEC)), -1});
         answer();
-        std::erase_if(peers_, [](const Peer& p) { return p.wire.get() < 0; });
+        std::erase_if(peers_, [](const Peer& p) { return p.wire.fd() < 0; });
     }
 }
 
