@@ -133,13 +133,14 @@ verdict "the same seed gives the same bits" 200 bash "$work/repeat.sh" "${small[
 # ---------------------------------------------------------------- 4 ranks
 # No launcher is needed: Hydra's variables say who is who. NCCL refuses ranks that share a GPU, so they send through the host.
 cat >"$work/ranks.sh" <<'END'
-model=("$@")
+model=(--model.vocab=257 "$@")
+"$trifold" data tokenize README.md --out "$work/bytes" --format llmc >"$work/log" 2>&1 || { tail -n 1 "$work/log"; exit 1; }
 run_ranks() {  # run_ranks RUN RANKS OPTIONS...
     local r pids=() port=$((20000 + RANDOM % 10000))
     rm -rf "${work:?}/$1"
     for ((r = 0; r < $2; r++)); do
         if [ "$2" -gt 1 ]; then export PMI_RANK=$r PMI_SIZE=$2 MPI_LOCALRANKID=$r MPI_LOCALNRANKS=$2; fi
-        "$trifold" train --run.device=$device --run.comm=host --launch.store=127.0.0.1:$port --data.train="$work/tokens.bin" --run.dir="$work/$1" --run.tensorboard=off \
+        "$trifold" train --run.device=$device --run.comm=host --launch.store=127.0.0.1:$port --data.train="$work/bytes.bin" --run.dir="$work/$1" --run.tensorboard=off \
             --train.dtype=fp32 --train.global_batch=4 --train.steps=4 --checkpoint.every=0 --optim.warmup_steps=1 "${model[@]}" "${@:3}" >"$work/$1.$r" 2>&1 &
         pids+=($!)
     done
@@ -156,7 +157,7 @@ done
 echo "${#layouts[@]} layouts of up to 8 ranks on one GPU agree with one rank"
 END
 shape=(--model.preset=gpt2-124m --model.layers=4 --train.seq=256)
-[ -z "$rehearse" ] || shape=(--model.layers=2 --model.hidden=128 --model.heads=2 --model.vocab=50257 --model.max_seq=16)
+[ -z "$rehearse" ] || shape=(--model.layers=2 --model.hidden=128 --model.heads=2 --model.max_seq=16)
 verdict "layouts of several ranks on this GPU" 120 bash "$work/ranks.sh" "${shape[@]}"
 
 # ---------------------------------------------------------------- 5 operations
