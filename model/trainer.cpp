@@ -7,6 +7,7 @@
 
 #include "kernels/cpu/linear.h"
 #include "kernels/cuda/runtime.h"
+#include "parallel/host_collectives.h"
 #include "parallel/nccl.h"
 
 namespace trifold {
@@ -152,7 +153,14 @@ Trainer::~Trainer() {
     engine_.abandon();
 }
 
-int64_t Trainer::memory_bytes() const { return arena_->bytes() + (on_gpu() ? 0 : linear_scratch_bytes()); }
+int64_t Groups::host_scratch_bytes() const {
+    int64_t bytes = 0;
+    for (const Axis axis : {Axis::tp, Axis::dp, Axis::pp})
+        for (const Group* g : of(axis)) bytes += g->alone() ? 0 : host_collectives_bytes(g->size());
+    return bytes;
+}
+
+int64_t Trainer::memory_bytes() const { return arena_->bytes() + (on_gpu() ? 0 : linear_scratch_bytes() + groups_.host_scratch_bytes()); }
 
 std::vector<const Group*> Groups::of(Axis axis) const {
     switch (axis) {
@@ -286,7 +294,7 @@ MemoryByClass plan_memory(const Config& config, int rank) {
     TrainerMemory(config, table, groups, training_program(config, stage_of(config, rank), micro_batches(config)), plan, gpu ? host_plan : plan);
     MemoryByClass by_class{};
     for (int c = 0; c < memory_classes; ++c) by_class[static_cast<size_t>(c)] = plan.bytes(static_cast<MemoryClass>(c));
-    if (!gpu) by_class[static_cast<size_t>(MemoryClass::workspace)] += linear_scratch_bytes();
+    if (!gpu) by_class[static_cast<size_t>(MemoryClass::workspace)] += linear_scratch_bytes() + groups.host_scratch_bytes();
     return by_class;
 }
 

@@ -28,6 +28,7 @@ struct Groups {
     static Groups planned(const Config&, int rank);
     Channels channels() const { return {{&out[0], &out[1]}, {&in[0], &in[1]}}; }
     std::vector<const Group*> of(Axis axis) const;
+    int64_t host_scratch_bytes() const;  // of all of them, where hosts' memories carry the data
     void abort() const noexcept;
 };
 
@@ -63,7 +64,7 @@ public:
     const Tensor& snapshot() const { return memory_->snapshot; }
     Stream& compute() { return *compute_; }
     StreamEngine& engine() { return engine_; }
-    int64_t memory_bytes() const;  // allocated by us on the device, workspace of the matrix library included
+    int64_t memory_bytes() const;  // allocated by us on the device, workspace of matrix products and of the host transport included
     // Seconds for which compute was blocked by an axis so far.
     double waited_s(Axis axis) const;
     int64_t sent_bytes(Axis axis) const;  // by this rank so far

@@ -93,6 +93,10 @@ struct Free {
 // A message between stages is posted long before its peer can send it: while a pipeline fills, other micro-batches are computed first.
 constexpr double message_stalls = 10;
 
+int64_t piece_bytes(int ranks) {
+    return std::clamp(scratch_bytes / std::max(1, ranks - 1) / align_bytes * align_bytes, small_bytes, most_piece_bytes);
+}
+
 class HostCollectives final : public Collectives {
 public:
     HostCollectives(std::unique_ptr<Net> net, double stall_s)
@@ -100,9 +104,8 @@ public:
           me_(net_->index()),
           size_(net_->size()),
           stall_s_(stall_s),
-          piece_bytes_(
-              std::clamp(scratch_bytes / std::max(1, size_ - 1) / align_bytes * align_bytes, small_bytes, most_piece_bytes)),
-          scratch_(new (std::align_val_t{align_bytes}) std::byte[static_cast<size_t>(2 * size_ * piece_bytes_)]) {}
+          piece_bytes_(piece_bytes(size_)),
+          scratch_(new (std::align_val_t{align_bytes}) std::byte[static_cast<size_t>(host_collectives_bytes(size_))]) {}
 
     void all_gather(CUstream_st*, const Tensor& shard, const Tensor& full) override {
         TRIFOLD_ASSERT(shard.dtype == full.dtype && shard.elems * size_ == full.elems);
@@ -314,6 +317,8 @@ private:
 };
 
 }  // namespace
+
+int64_t host_collectives_bytes(int ranks) { return 2 * ranks * piece_bytes(ranks); }
 
 std::unique_ptr<Collectives> make_host_collectives(std::unique_ptr<Net> net, double stall_s) {
     return std::make_unique<HostCollectives>(std::move(net), stall_s);

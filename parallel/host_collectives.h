@@ -18,6 +18,9 @@ std::unique_ptr<Collectives> connect_host_collectives(Listener& listener, uint64
                                                       int generation, int index, const std::vector<PeerAddress>& members,
                                                       double connect_s, double stall_s);
 
+// Scratch memory of a group of `ranks`.
+int64_t host_collectives_bytes(int ranks);
+
 // Over a Net that is there already.
 std::unique_ptr<Collectives> make_host_collectives(std::unique_ptr<Net> net, double stall_s);
 

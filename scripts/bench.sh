@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # scripts/bench.sh [BUILD] [options]   GPT-2 124M on this machine's CPU, against floors that are measured in the same run.
 #
-#   --peer           also PyTorch (scripts/peers/pytorch_gpt2.py, eager and compiled), in turn A B A B; installs torch from the
+#   --peer           also PyTorch (scripts/peers/pytorch_train.py, eager and compiled), in turn A B A B; installs torch from the
 #                    Python packages into ${BENCH_CACHE:-$HOME/.cache/trifold-bench} when it is not there yet
 #   --python PATH    the same with a Python that has torch already
 #   --seqs "256 1024"  --dtypes "fp32 bf16"  --rounds 2  --steps 4  --warmup 1  --threads N
@@ -114,7 +114,7 @@ prepare_peer() {
     python3 -m venv "$venv" && "$venv/bin/pip" install -q torch numpy
 }
 measure_peer() {  # measure_peer NAME DTYPE SEQ OPTIONS...
-    env -u OPENBLAS_CORETYPE TORCHINDUCTOR_CACHE_DIR="$work/inductor" "$python" scripts/peers/pytorch_gpt2.py --batch $batch --seq "$3" \
+    env -u OPENBLAS_CORETYPE TORCHINDUCTOR_CACHE_DIR="$work/inductor" "$python" scripts/peers/pytorch_train.py --batch $batch --seq "$3" \
         --dtype "$2" --threads "$threads" --warmup $((warmup + 1)) --steps "$steps" "${@:4}" >"$work/peer.json" 2>"$work/peer.log" ||
         { tail -n 5 "$work/peer.log" >&2; say "bench: the peer failed"; return 0; }
     cp "$work/peer.json" "$work/peer-info.json"

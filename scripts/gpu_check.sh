@@ -194,7 +194,7 @@ speed() {  # speed NAME STEPS OPTIONS...
 }
 peer() {  # peer NAME OPTIONS...
     [ -n "$torch" ] && [ "$(left)" -gt 60 ] || return 0
-    if timeout "$(left)" python3 scripts/peers/pytorch_gpt2.py --device cuda --dtype bf16 --compile --warmup 4 --steps 10 "${@:2}" >"$work/peer" 2>"$log"; then
+    if timeout "$(left)" python3 scripts/peers/pytorch_train.py --device cuda --dtype bf16 --compile --warmup 4 --steps 10 "${@:2}" >"$work/peer" 2>"$log"; then
         printf '| %s: PyTorch, compiled | %.0f | | %.1f GiB | |\n' "$1" "$(field tokens_per_s "$work/peer")" "$(field peak_gpu_bytes "$work/peer" | awk '{ print $1 / 2^30 }')" >>"$work/speeds"
     else
         echo "| $1: PyTorch | failed: $(tail -n 1 "$log" | cut -c1-100) | | | |" >>"$work/speeds"
@@ -207,6 +207,7 @@ if [ -z "$rehearse" ]; then
     speed "GPT-3 1.3B, 8 x 2048" 12 --model.preset=gpt3-1.3b --train.dtype=bf16 --train.seq=2048 --train.micro_batch=8
     peer "GPT-3 1.3B, 8 x 2048" --batch 8 --seq 2048 --layers 24 --hidden 2048 --heads 16 --max-seq 2048
     speed "Llama-3 8B, 8 of 32 layers, 2 x 4096" 12 --model.preset=llama3-8b --model.layers=8 --train.dtype=bf16 --train.seq=4096 --train.micro_batch=2
+    peer "Llama-3 8B, 8 of 32 layers, 2 x 4096" --family llama --batch 2 --seq 4096 --layers 8 --hidden 4096 --heads 32 --kv-heads 8 --ffn 14336 --vocab 128256 --max-seq 4096
 fi
 
 # ---------------------------------------------------------------- report

@@ -1,11 +1,13 @@
 #!/usr/bin/env python3
-"""GPT-2 training steps in PyTorch, the peer of scripts/bench.sh and scripts/gpu_check.sh: same model, same shapes, same kind of optimizer step.
+"""Training steps of GPT-2 and Llama in PyTorch, the peer of scripts/bench.sh and scripts/gpu_check.sh: same model, same shapes, same kind of
+optimizer step.
 
 Written the way a PyTorch user would write a fast trainer: fused qkv, F.scaled_dot_product_attention, fused AdamW, set_to_none
 gradients, optionally torch.compile. Tokens are random, since only speed is compared. Prints one JSON object on standard
 output; messages go to standard error.
 
-    pytorch_gpt2.py --batch 4 --seq 256 --dtype bf16 --compile --threads 2 --warmup 2 --steps 5
+    pytorch_train.py --batch 4 --seq 256 --dtype bf16 --compile --threads 2 --warmup 2 --steps 5
+    pytorch_train.py --family llama --layers 8 --hidden 4096 --heads 32 --kv-heads 8 --ffn 14336 --vocab 128256 ...
 
 dtype     fp32; bf16: autocast with fp32 weights (what is compared); bf16-weights: everything bf16 without master weights
           (not equivalent in numerics, for orientation only)
@@ -65,6 +67,47 @@ class Gpt2(nn.Module):
         return F.cross_entropy(logits.flatten(0, 1), targets.flatten())
 
 
+class LlamaBlock(nn.Module):
+    def __init__(self, hidden, heads, kv_heads, ffn):
+        super().__init__()
+        self.head, self.heads, self.kv_heads = hidden // heads, heads, kv_heads
+        self.norm1, self.norm2 = nn.RMSNorm(hidden, eps=1e-5), nn.RMSNorm(hidden, eps=1e-5)
+        self.qkv = nn.Linear(hidden, (heads + 2 * kv_heads) * self.head, bias=False)
+        self.out = nn.Linear(hidden, hidden, bias=False)
+        self.gate_up, self.down = nn.Linear(hidden, 2 * ffn, bias=False), nn.Linear(ffn, hidden, bias=False)
+
+    def forward(self, x, cos, sin):
+        B, T, C = x.shape
+        parts = self.qkv(self.norm1(x)).view(B, T, -1, self.head).transpose(1, 2)
+        q, k, v = parts.split([self.heads, self.kv_heads, self.kv_heads], 1)
+        rotate = lambda t: t * cos + torch.cat((-t[..., self.head // 2:], t[..., :self.head // 2]), -1) * sin
+        a = F.scaled_dot_product_attention(rotate(q).to(v.dtype), rotate(k).to(v.dtype), v, is_causal=True, enable_gqa=self.heads != self.kv_heads)
+        x = x + self.out(a.transpose(1, 2).reshape(B, T, C))
+        gate, up = self.gate_up(self.norm2(x)).chunk(2, -1)
+        return x + self.down(F.silu(gate) * up)
+
+
+class Llama(nn.Module):
+    def __init__(self, layers, hidden, heads, kv_heads, ffn, vocab, max_seq, theta=500000.0):
+        super().__init__()
+        self.embedding, self.head = nn.Embedding(vocab, hidden), nn.Linear(hidden, vocab, bias=False)
+        self.blocks = nn.ModuleList(LlamaBlock(hidden, heads, kv_heads, ffn) for _ in range(layers))
+        self.norm = nn.RMSNorm(hidden, eps=1e-5)
+        size = hidden // heads
+        angles = torch.outer(torch.arange(max_seq), theta ** (-torch.arange(0, size, 2) / size)).repeat(1, 2)
+        self.register_buffer("cos", angles.cos())
+        self.register_buffer("sin", angles.sin())
+        for p in self.parameters():
+            if p.dim() == 2:
+                nn.init.normal_(p, std=0.02)
+
+    def forward(self, tokens, targets):
+        x, T = self.embedding(tokens), tokens.shape[1]
+        for block in self.blocks:
+            x = block(x, self.cos[:T], self.sin[:T])
+        return F.cross_entropy(self.head(self.norm(x)).flatten(0, 1), targets.flatten())
+
+
 def parse():
     p = argparse.ArgumentParser(description=__doc__.split("\n")[0])
     p.add_argument("--batch", type=int, default=4, help="sequences per step")
@@ -79,6 +122,9 @@ def parse():
     p.add_argument("--layers", type=int, default=12)
     p.add_argument("--hidden", type=int, default=768)
     p.add_argument("--heads", type=int, default=12)
+    p.add_argument("--family", choices=["gpt2", "llama"], default="gpt2")
+    p.add_argument("--kv-heads", type=int, help="llama; default: heads")
+    p.add_argument("--ffn", type=int, help="llama; default: 4 * hidden")
     p.add_argument("--vocab", type=int, default=50304, help="50257 padded, which is faster")
     p.add_argument("--max-seq", type=int, default=1024)
     p.add_argument("--seed", type=int, default=1234)
@@ -114,8 +160,8 @@ KINDS = [
                 "aten::matmul", "packed_gemm", "packed_linear", "mm_")),
     ("optimizer", ("adamw", "_foreach", "linalg_vector_norm", "clip", "Optimizer", "aten::stack")),
     ("cross_entropy", ("softmax", "nll_loss", "cross_entropy")),
-    ("norm", ("layer_norm",)),
-    ("gelu", ("gelu", "tanh")),
+    ("norm", ("layer_norm", "rms_norm")),
+    ("activation", ("gelu", "tanh", "silu")),
     ("embedding", ("embedding", "index_put")),
     ("cast_copy", ("aten::copy_", "aten::to", "aten::_to_copy", "aten::clone")),
     ("add_sum", ("aten::add", "aten::sum")),
@@ -139,7 +185,10 @@ def main():
     a = parse()
     torch.set_num_threads(a.threads)
     torch.manual_seed(a.seed)
-    model = Gpt2(a.layers, a.hidden, a.heads, a.vocab, a.max_seq).to(a.device)
+    if a.family == "gpt2":
+        model = Gpt2(a.layers, a.hidden, a.heads, a.vocab, a.max_seq).to(a.device)
+    else:
+        model = Llama(a.layers, a.hidden, a.heads, a.kv_heads or a.heads, a.ffn or 4 * a.hidden, a.vocab, a.max_seq).to(a.device)
     if a.dtype == "bf16-weights":
         model = model.to(torch.bfloat16)
     optimizer, optimizer_kind = make_optimizer(model)
