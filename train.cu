@@ -10,11 +10,8 @@
 #include <vector>
 
 #include "base/error.h"            // problems and exit codes
-#include "commands/commands.h"     // eval, sample
-#include "commands/data.h"         // data tokenize, inspect, convert
-#include "commands/export.h"       // export to Hugging Face
+#include "commands/commands.h"     // data, eval, export, plan, sample
 #include "commands/job.h"          // Job: launch, and one voice when a rank fails
-#include "commands/plan.h"         // plan: parameters, FLOPs, memory
 #include "commands/run.h"          // Run: data, logs and checkpoints around the steps
 #include "commands/train_config.h" // one configuration for all ranks
 #include "model/options.h"         // the configuration
@@ -84,8 +81,7 @@ Exit train(Run& run, Job& job) {
     }
 }
 
-int train_command(int argc, char** argv) {
-    const std::vector<std::string> args(argv + 1, argv + argc);
+int train_command(const Words& args) {
     if (wants_help(args)) {
         std::printf("trifold train [--config FILE]... [--section.option=value]...\n\n%s", help_text().c_str());
         return 0;
@@ -101,7 +97,7 @@ int train_command(int argc, char** argv) {
 
 struct Command {
     const char* name;
-    int (*run)(int, char**);
+    int (*run)(const Words& args);
     const char* help;
 };
 constexpr Command commands[] = {
@@ -127,7 +123,7 @@ int run_command(int argc, char** argv) {
     for (const Command& c : commands) {
         if (std::strcmp(argv[1], c.name)) continue;
         if (c.run != train_command) refuse_launcher(c.name);
-        return c.run(argc - 1, argv + 1);
+        return c.run({argv + 2, argv + argc});
     }
     throw Problem(Exit::usage, std::string("unknown command \"") + argv[1] + "\": `trifold --help` lists the commands");
 }

@@ -5,37 +5,42 @@
 
 #include <algorithm>
 #include <fstream>
+#include <limits>
 #include <sstream>
 #include <thread>
 
 namespace trifold {
 namespace {
 
-// "max 100000" or "150000 100000" (version 2); 0: no limit.
+constexpr double unlimited = std::numeric_limits<double>::infinity();
+
+double ratio(std::istream& quotas, std::istream& periods) {
+    double quota = 0, period = 0;
+    return quotas >> quota && periods >> period && quota > 0 && period > 0 ? quota / period : unlimited;
+}
+
+// "max 100000" or "150000 100000" (version 2).
 double quota_v2(const std::string& folder) {
     std::ifstream file(folder + "/cpu.max");
-    double quota = 0, period = 0;
-    return file >> quota >> period && quota > 0 && period > 0 ? quota / period : 0;
+    return ratio(file, file);
 }
 
 // Two files; a quota of -1 is no limit (version 1).
 double quota_v1(const std::string& folder) {
-    std::ifstream quota_file(folder + "/cpu.cfs_quota_us"), period_file(folder + "/cpu.cfs_period_us");
-    double quota = 0, period = 0;
-    return quota_file >> quota && period_file >> period && quota > 0 && period > 0 ? quota / period : 0;
+    std::ifstream quotas(folder + "/cpu.cfs_quota_us"), periods(folder + "/cpu.cfs_period_us");
+    return ratio(quotas, periods);
 }
 
 // The smallest limit on the way from mount + group up to the mount itself. Inside a container the group's path is often
 // the host's and does not exist here; the walk then ends at the mount, which is the container's own group.
 double smallest_quota(const std::string& mount, std::string group, double (*read)(const std::string&)) {
-    double smallest = 0;
-    while (true) {
-        const double quota = read(mount + group);
-        if (quota > 0 && (smallest == 0 || quota < smallest)) smallest = quota;
-        if (group.empty()) return smallest;
+    double smallest = read(mount + group);
+    while (!group.empty()) {
         const size_t slash = group.rfind('/');
         group.resize(slash == std::string::npos ? 0 : slash);
+        smallest = std::min(smallest, read(mount + group));
     }
+    return smallest;
 }
 
 bool lists(const std::string& controllers, const std::string& name) {
@@ -46,19 +51,17 @@ bool lists(const std::string& controllers, const std::string& name) {
 
 double cpu_quota(const std::string& root) {
     std::ifstream groups(root + "/proc/self/cgroup");  // hierarchy:controllers:path
-    double smallest = 0;
+    double smallest = unlimited;
     for (std::string line; std::getline(groups, line);) {
         std::istringstream fields(line);
         std::string hierarchy, controllers, path;
         std::getline(fields, hierarchy, ':');
         std::getline(fields, controllers, ':');
         std::getline(fields, path);
-        double quota = 0;
-        if (controllers.empty()) quota = smallest_quota(root + "/sys/fs/cgroup", path, quota_v2);
-        if (lists(controllers, "cpu")) quota = smallest_quota(root + "/sys/fs/cgroup/cpu", path, quota_v1);
-        if (quota > 0 && (smallest == 0 || quota < smallest)) smallest = quota;
+        if (controllers.empty()) smallest = std::min(smallest, smallest_quota(root + "/sys/fs/cgroup", path, quota_v2));
+        if (lists(controllers, "cpu")) smallest = std::min(smallest, smallest_quota(root + "/sys/fs/cgroup/cpu", path, quota_v1));
     }
-    return smallest;
+    return smallest == unlimited ? 0 : smallest;
 }
 
 int usable_cpus() {

@@ -11,12 +11,16 @@
 #include <algorithm>
 #include <bit>
 #include <cerrno>
+#include <cstdio>
+#include <filesystem>
 
 namespace trifold {
 
 static_assert(std::endian::native == std::endian::little, "token files and weights are little-endian and are read in place");
 
 constexpr int64_t buffer_bytes = int64_t{1} << 20;
+
+static std::string subject_of(const std::string& path, const std::string& what) { return what.empty() ? path : fmt::format("the {} {}", what, path); }
 
 void refuse_file(Exit code, const std::string& what, const std::string& path, int error) {
     throw Problem(code, fmt::format("cannot {} {}: {}", what, path, std::strerror(error)));
@@ -29,8 +33,22 @@ int64_t read_some(const Fd& fd, void* to, size_t bytes) {
     }
 }
 
+std::string read_text(const std::string& path, Exit code, const std::string& what) {
+    const std::string subject = subject_of(path, what);
+    const Fd fd(::open(path.c_str(), O_RDONLY | O_CLOEXEC));
+    if (!fd) refuse_file(code, "open", subject, errno);
+    std::string text;
+    char buffer[1 << 16];
+    while (const int64_t n = read_some(fd, buffer, sizeof buffer)) {
+        if (n < 0 && errno == EISDIR) throw Problem(code, subject + " is a folder: name a file");
+        if (n < 0) refuse_file(code, fmt::format("read byte {} of", text.size()), subject, errno);
+        text.append(buffer, static_cast<size_t>(n));
+    }
+    return text;
+}
+
 MappedFile::MappedFile(const std::string& path, Exit code, const std::string& what) : path_(path) {
-    const std::string subject = what.empty() ? path : fmt::format("the {} {}", what, path);
+    const std::string subject = subject_of(path, what);
     const Fd fd(::open(path.c_str(), O_RDONLY | O_CLOEXEC));
     if (!fd) refuse_file(code, "open", subject, errno);
     struct stat info {};
@@ -95,6 +113,16 @@ void OutputFile::finish() {
     if (::fsync(fd_.get()) != 0) refuse_file(code_, "sync", path_, errno);
     // close() reports errors that a network file system kept back; the descriptor is gone either way.
     if (::close(fd_.release()) != 0 && errno != EINTR) refuse_file(code_, "close", path_, errno);
+}
+
+Unfinished::~Unfinished() {
+    std::error_code ignored;
+    if (!path_.empty()) std::filesystem::remove_all(path_, ignored);
+}
+
+void Unfinished::commit_as(const std::string& path) {
+    if (std::rename(path_.c_str(), path.c_str()) != 0) refuse_file(code_, fmt::format("rename {} to", path_), path, errno);
+    path_.clear();
 }
 
 }  // namespace trifold

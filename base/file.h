@@ -20,10 +20,12 @@ namespace trifold {
 // Bytes read, after interruptions too; 0: the end; -1: errno says why.
 int64_t read_some(const Fd& fd, void* to, size_t bytes);
 
+// The text of a file or pipe. `what` names its purpose in errors: "configuration file".
+std::string read_text(const std::string& path, Exit code, const std::string& what = "");
+
 // A whole file as memory, read-only. Pages come in when they are touched; an empty file has no data.
 class MappedFile {
 public:
-    // `what` names the purpose of the file in errors: "token file".
     MappedFile(const std::string& path, Exit code, const std::string& what = "");
     ~MappedFile();
     MappedFile(MappedFile&& other) noexcept
@@ -72,6 +74,21 @@ private:
     Fd fd_;
     std::vector<std::byte> buffer_;
     int64_t flushed_ = 0;
+};
+
+// Something new, a file or a folder, that is made as PATH.tmp and gets its name when all is complete, or disappears.
+class Unfinished {
+public:
+    Unfinished(const std::string& path, Exit code) : path_(path + ".tmp"), code_(code) {}
+    ~Unfinished();
+    Unfinished(const Unfinished&) = delete;
+    const std::string& path() const { return path_; }
+    // It appears as `path` and replaces a file of that name.
+    void commit_as(const std::string& path);
+
+private:
+    std::string path_;  // empty: it has its name
+    Exit code_;
 };
 
 }  // namespace trifold

@@ -1,10 +1,9 @@
 // base/text.cpp   Numbers and near misses as people read them.
 #include "base/text.h"
 
+#include <fmt/format.h>
+
 #include <algorithm>
-#include <array>
-#include <climits>
-#include <cstdio>
 #include <sstream>
 
 namespace trifold {
@@ -17,23 +16,17 @@ std::string with_commas(int64_t number) {
 }
 
 std::string with_prefix(double number) {
-    static constexpr std::array<const char*, 7> prefixes = {"", " k", " M", " G", " T", " P", " E"};
-    size_t power = 0;
-    for (; number >= 999.5 && power + 1 < prefixes.size(); ++power) number /= 1000;
-    char text[32];
-    std::snprintf(text, sizeof text, "%.3g%s", number, prefixes[power]);
-    return text;
+    const char* prefix = " kMGTPE";
+    for (; number >= 999.5 && prefix[1]; ++prefix) number /= 1000;
+    return *prefix == ' ' ? fmt::format("{:.3g}", number) : fmt::format("{:.3g} {}", number, *prefix);
 }
 
 std::string human_bytes(int64_t bytes) {
-    static constexpr std::array<const char*, 6> units = {"KiB", "MiB", "GiB", "TiB", "PiB", "EiB"};
-    if (bytes < 1024) return std::to_string(bytes) + " B";
+    if (bytes < 1024) return fmt::format("{} B", bytes);
+    const char* prefix = "KMGTPE";
     double value = static_cast<double>(bytes) / 1024;
-    size_t unit = 0;
-    for (; value >= 1023.995 && unit + 1 < units.size(); ++unit) value /= 1024;
-    char text[32];
-    std::snprintf(text, sizeof text, "%.2f %s", value, units[unit]);
-    return text;
+    for (; value >= 1023.995 && prefix[1]; ++prefix) value /= 1024;
+    return fmt::format("{:.2f} {}iB", value, *prefix);
 }
 
 std::string join_words(const std::vector<std::string>& words, const std::string& last_separator) {
@@ -43,6 +36,13 @@ std::string join_words(const std::vector<std::string>& words, const std::string&
         text += words[i];
     }
     return text;
+}
+
+std::string join_first(std::vector<std::string> words, size_t most) {
+    if (words.size() <= most) return join_words(words);
+    const std::string more = fmt::format("{} more", words.size() - most);
+    words.resize(most);
+    return join_words(words, ", ") + " and " + more;
 }
 
 std::string wrapped(const std::string& text, size_t indent, size_t width) {
@@ -92,6 +92,12 @@ std::vector<std::string> near_misses(const std::string& word, const std::vector<
     }
     if (best.size() > 3) best.resize(3);
     return best;
+}
+
+std::string suggestion(const std::string& word, const std::vector<std::string>& candidates, const std::string& prefix, const std::string& otherwise) {
+    std::vector<std::string> near = near_misses(word, candidates);
+    for (std::string& name : near) name = prefix + name;
+    return near.empty() ? otherwise : "did you mean " + join_words(near, " or ") + "?";
 }
 
 }  // namespace trifold

@@ -18,6 +18,9 @@ std::string human_bytes(int64_t bytes);
 // "a, b and c"
 std::string join_words(const std::vector<std::string>& words, const std::string& last_separator = " and ");
 
+// "a, b, c and 7 more"
+std::string join_first(std::vector<std::string> words, size_t most = 5);
+
 // Breaks text at spaces into lines of at most `width` columns. It starts in column `indent`, where further lines start
 // too.
 std::string wrapped(const std::string& text, size_t indent, size_t width = 120);
@@ -29,5 +32,7 @@ int edit_distance(const std::string& a, const std::string& b);
 // it is small for the word's length, or a dotted name that ends in the word ("lr" -> "optim.lr"). Empty when nothing is
 // near.
 std::vector<std::string> near_misses(const std::string& word, const std::vector<std::string>& candidates);
+// "did you mean A or B?", each with `prefix` before it, or `otherwise`.
+std::string suggestion(const std::string& word, const std::vector<std::string>& candidates, const std::string& prefix, const std::string& otherwise);
 
 }  // namespace trifold

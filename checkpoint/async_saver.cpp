@@ -4,6 +4,7 @@
 #include <signal.h>
 #include <sys/resource.h>
 
+#include <chrono>
 #include <system_error>
 #include <utility>
 
@@ -28,8 +29,6 @@ void stay_in_background() {
 AsyncSaver::AsyncSaver(CheckpointStore& store, const ModelConfig& model, const Tensor& snapshot, int copy_threads)
     : store_(store), model_(model), snapshot_(snapshot), copy_threads_(copy_threads) {}
 
-AsyncSaver::~AsyncSaver() { wait(); }
-
 std::optional<SaveOutcome> AsyncSaver::begin(std::vector<StateSlice> slices, const TrainingState& state) {
     std::optional<SaveOutcome> before = wait();
     std::vector<CopyJob> copies;
@@ -44,29 +43,27 @@ std::optional<SaveOutcome> AsyncSaver::begin(std::vector<StateSlice> slices, con
             *from = std::exchange(free, free + n);
         }
     run_copies(std::move(copies), copy_threads_);
-    ended_ = false;
-    owed_ = true;
-    const auto write = [this, slices, state] {
-        outcome_ = store_.save(model_, slices, state);
-        ended_ = true;
-    };
+    const auto write = [this, slices, state] { return store_.save(model_, slices, state); };
     try {
-        writer_ = std::thread([write] {
+        running_ = std::async(std::launch::async, [write] {
             stay_in_background();
-            write();
+            return write();
         });
     } catch (const std::system_error&) {  // no thread left: then training waits
-        write();
+        running_ = std::async(std::launch::deferred, write);
+        running_.wait();
     }
     return before;
 }
 
-std::optional<SaveOutcome> AsyncSaver::poll() { return ended_ ? wait() : std::nullopt; }
+std::optional<SaveOutcome> AsyncSaver::poll() {
+    const bool ended = running_.valid() && running_.wait_for(std::chrono::seconds(0)) == std::future_status::ready;
+    return ended ? wait() : std::nullopt;
+}
 
 std::optional<SaveOutcome> AsyncSaver::wait() {
-    if (writer_.joinable()) writer_.join();
-    if (!std::exchange(owed_, false)) return std::nullopt;
-    return std::exchange(outcome_, {});
+    if (!running_.valid()) return std::nullopt;
+    return running_.get();
 }
 
 }  // namespace trifold

@@ -1,8 +1,7 @@
 // checkpoint/async_saver.h   Saving in two stages: a copy in memory, then a thread that writes it while training goes on.
 #pragma once
-#include <atomic>
+#include <future>
 #include <optional>
-#include <thread>
 
 #include "checkpoint/store.h"
 #include "kernels/tensor.h"
@@ -14,7 +13,6 @@ public:
     // `snapshot`: fp32, room for all slices, planned with the rest of the memory. It, the store, the model and the tables of the slices
     // outlive the saver.
     AsyncSaver(CheckpointStore& store, const ModelConfig& model, const Tensor& snapshot, int copy_threads);
-    ~AsyncSaver();  // waits for the save in progress
 
     // Copies the slices, which may change again after the return, and starts writing; what lies in the snapshot already is not copied, and
     // stays untouched until the save has ended. Waits first for a save that still runs: there are never two at once. Returns the
@@ -30,10 +28,7 @@ private:
     const ModelConfig& model_;
     Tensor snapshot_;
     int copy_threads_;
-    std::thread writer_;
-    SaveOutcome outcome_;  // written by the writer before it sets ended_
-    std::atomic<bool> ended_ = false;
-    bool owed_ = false;  // the caller has not seen outcome_ yet
+    std::future<SaveOutcome> running_;  // or ended, and the caller has not seen its outcome yet; its destructor waits
 };
 
 }  // namespace trifold

@@ -18,23 +18,12 @@ namespace {
 
 }  // namespace
 
-std::string read_text(const std::string& path) {
-    const Fd fd(::open(path.c_str(), O_RDONLY | O_CLOEXEC));
-    if (!fd) fail("open", path, errno);
-    std::string text;
-    char buffer[1 << 16];
-    while (const int64_t n = read_some(fd, buffer, sizeof buffer)) {
-        if (n < 0) fail(fmt::format("read byte {} of", text.size()), path, errno);
-        text.append(buffer, static_cast<size_t>(n));
-    }
-    return text;
-}
-
 void replace_text(const std::string& path, const std::string& text) {
-    OutputFile file(path + ".tmp", Exit::checkpoint);
+    Unfinished unfinished(path, Exit::checkpoint);
+    OutputFile file(unfinished.path(), Exit::checkpoint);
     file.write(text.data(), std::ssize(text));
     file.finish();
-    rename_path(path + ".tmp", path);
+    unfinished.commit_as(path);
     sync_directory(fs::path(path).parent_path().string());
 }
 

@@ -7,7 +7,6 @@
 
 namespace trifold {
 
-std::string read_text(const std::string& path);
 // Writes `path` through `path`.tmp; after return either the old or the new content survives a crash.
 void replace_text(const std::string& path, const std::string& text);
 

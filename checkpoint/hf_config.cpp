@@ -7,11 +7,10 @@
 #include <filesystem>
 #include <optional>
 
-#include "base/refuse.h"
+#include "base/json.h"
 #include "checkpoint/files.h"
 #include "checkpoint/hf_tensors.h"
 #include "checkpoint/huggingface.h"
-#include "checkpoint/json.h"
 
 namespace trifold {
 namespace {
@@ -19,6 +18,7 @@ namespace {
 // The keys of one JSON object, with the file's name in every complaint. null counts as absent.
 class Keys {
 public:
+    explicit Keys(const std::string& path) : Keys(parse_json<JsonValue>(read_text(path, Exit::checkpoint), path, {.code = Exit::checkpoint}), path) {}
     Keys(JsonValue object, std::string where) : object_(std::move(object)), where_(std::move(where)) {
         if (!object_.is_object()) throw Problem(Exit::checkpoint, where_ + " is not a JSON object");
     }
@@ -34,28 +34,30 @@ public:
                         fmt::format(why, std::forward<Args>(args)...));
     }
 
-    int64_t size(const std::string& key, int64_t least = 1) const {
-        const JsonValue* v = find(key);
-        if (!v || !v->is_number_integer() || *v < least || *v > INT32_MAX) refuse(key, "a whole number of at least {} is needed", least);
-        return v->get<int64_t>();
+    int64_t size(const std::string& key, int64_t least = 1) const { return size_or({}, key, least); }
+    int64_t size_or(std::optional<int64_t> absent, const std::string& key, int64_t least = 1) const {
+        const auto good = [&](const JsonValue& v) { return v.is_number_integer() && v >= least && v <= INT32_MAX; };
+        return value(key, absent, good, fmt::format("a whole number of at least {} is needed", least));
     }
-    int64_t size_or(int64_t absent, const std::string& key, int64_t least = 1) const { return find(key) ? size(key, least) : absent; }
     double number(const std::string& key, std::optional<double> absent = {}) const {
-        const JsonValue* v = find(key);
-        if (!v && absent) return *absent;
-        if (!v || !v->is_number() || !(v->get<double>() > 0)) refuse(key, "a number above 0 is needed");
-        return v->get<double>();
+        return value(key, absent, [](const JsonValue& v) { return v.is_number() && v > 0; }, "a number above 0 is needed");
     }
     bool flag(const std::string& key, bool absent) const {
-        if (const JsonValue* v = find(key); v && !v->is_boolean()) refuse(key, "true or false is needed");
-        return find(key) ? find(key)->get<bool>() : absent;
+        return value<bool>(key, absent, [](const JsonValue& v) { return v.is_boolean(); }, "true or false is needed");
     }
     std::string text(const std::string& key, const std::string& absent = "") const {
-        if (const JsonValue* v = find(key); v && !v->is_string()) refuse(key, "a text is needed");
-        return find(key) ? find(key)->get<std::string>() : absent;
+        return value<std::string>(key, absent, [](const JsonValue& v) { return v.is_string(); }, "a text is needed");
     }
 
 private:
+    template <class T, class Good>
+    T value(const std::string& key, const std::optional<T>& absent, Good good, const std::string& needed) const {
+        const JsonValue* v = find(key);
+        if (!v && absent) return *absent;
+        if (!v || !good(*v)) refuse(key, "{}", needed);
+        return v->get<T>();
+    }
+
     JsonValue object_;
     std::string where_;
 };
@@ -245,18 +247,18 @@ bool is_hf_folder(const std::string& dir) {
     const std::string path = dir + "/config.json";
     std::error_code ignored;
     if (!std::filesystem::is_regular_file(path, ignored)) return false;
-    const JsonValue json = JsonValue::parse(read_text(path), nullptr, /*allow_exceptions=*/false);
+    const JsonValue json = JsonValue::parse(read_text(path, Exit::checkpoint), nullptr, /*allow_exceptions=*/false);
     return json.is_object() && json.contains("model_type");
 }
 
 HfFamily read_hf_family(const std::string& dir) {
     const std::string path = dir + "/config.json";
-    return read_family(Keys(parse_file_json(read_text(path), path), path));
+    return read_family(Keys(path));
 }
 
 ModelConfig read_hf_config(const std::string& dir) {
     const std::string path = dir + "/config.json";
-    const Keys keys(parse_file_json(read_text(path), path), path);
+    const Keys keys(path);
     const HfFamily family = read_family(keys);
     check_neutral(keys);
     ModelConfig m;

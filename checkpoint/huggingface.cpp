@@ -2,8 +2,6 @@
 // shapes in hf_tensors.cpp.
 #include "checkpoint/huggingface.h"
 
-#include <fmt/ranges.h>
-
 #include <algorithm>
 #include <cstring>
 #include <filesystem>
@@ -13,10 +11,10 @@
 
 #include "base/cpus.h"
 #include "base/jobs.h"
-#include "base/refuse.h"
+#include "base/json.h"
+#include "base/text.h"
 #include "checkpoint/files.h"
 #include "checkpoint/hf_tensors.h"
-#include "checkpoint/json.h"
 #include "checkpoint/piece.h"
 #include "checkpoint/safetensors.h"
 
@@ -40,7 +38,7 @@ struct Folder {
     }
     void open_indexed(const std::string& dir) {
         const std::string path = dir + "/" + index_file;
-        const JsonValue index = parse_file_json(read_text(path), path);
+        const auto index = parse_json<JsonValue>(read_text(path, Exit::checkpoint), path, {.code = Exit::checkpoint});
         if (!index.is_object() || !index.contains("weight_map") || !index["weight_map"].is_object())
             refuse(Exit::checkpoint, "{} has no weight_map", path);
         std::set<std::string> names;
@@ -104,12 +102,7 @@ std::vector<Match> match(const std::string& dir, const Folder& folder, std::vect
         if (!is_constant(name) && !tied_head)
             wrong.push_back(name + (head ? " is not the embedding, though the head is tied" : " is not part of the model"));
     }
-    if (!wrong.empty()) {
-        constexpr size_t most_named = 6;
-        const std::string more = wrong.size() > most_named ? fmt::format(" and {} more", wrong.size() - most_named) : "";
-        wrong.resize(std::min(wrong.size(), most_named));
-        refuse(Exit::checkpoint, "the weights of {} do not fit the model: {}{}", dir, fmt::join(wrong, ", "), more);
-    }
+    if (!wrong.empty()) refuse(Exit::checkpoint, "the weights of {} do not fit the model: {}", dir, join_first(wrong, 6));
     return matches;
 }
 
@@ -189,8 +182,8 @@ void import_hf(const std::string& dir, const ModelConfig& model, const std::vect
         for (const Parameter* p : t.parts) {
             const auto [begin, end] = wanted.equal_range(p->name);
             for (auto slice = begin; slice != end; ++slice)
-                for (const SharedRun& run : shared_runs(whole_piece(*p, StateKind::master), piece_of(*slice->second, StateKind::master)))
-                    std::copy_n(whole.data() + (p->offset - base) + run.from, run.count, slice->second->master + run.to);
+                copy_shared(whole_piece(*p, StateKind::master), whole.data() + (p->offset - base),
+                            {piece_of(*slice->second, StateKind::master), slice->second->master});
         }
     });
 }
@@ -205,33 +198,22 @@ int64_t export_hf(const std::string& dir, const ModelConfig& model, const Parame
         refuse(Exit::checkpoint, "{} exists already and is not an empty folder: give another one", dir);
     const fs::path target = fs::absolute(dir).lexically_normal();
     const fs::path final_path = target.has_filename() ? target : target.parent_path();
-    const std::string filling = final_path.string() + ".tmp";
     const std::vector<HfTensor> tensors = hf_tensors(family, table);
-    try {
-        remove_tree(filling);  // of an export that died
-        make_directories(filling);
-        write_weights(filling, tensors, flat, options);
-        if (!options.tokenizer.empty()) replace_text(filling + "/tokenizer.json", read_text(options.tokenizer));
-        replace_text(filling + "/config.json", hf_config_text(model, family, options.dtype));
-        rename_path(filling, final_path.string());
-        sync_directory(final_path.parent_path().string());
-    } catch (...) {
-        fs::remove_all(filling, ignored);
-        throw;
-    }
+    Unfinished folder(final_path.string(), Exit::checkpoint);
+    remove_tree(folder.path());  // of an export that died
+    make_directories(folder.path());
+    write_weights(folder.path(), tensors, flat, options);
+    if (!options.tokenizer.empty()) replace_text(folder.path() + "/tokenizer.json", read_text(options.tokenizer, Exit::checkpoint));
+    replace_text(folder.path() + "/config.json", hf_config_text(model, family, options.dtype));
+    folder.commit_as(final_path.string());
+    sync_directory(final_path.parent_path().string());
     return bytes_of(tensors, options.dtype);
 }
 
 void dump_tensors(const std::string& path, const ModelConfig& model, const ParameterTable& table, const float* flat) {
-    const std::string filling = path + ".tmp";
-    try {
-        write_file(filling, hf_tensors(family_of(model), table), flat, DType::f32);
-        rename_path(filling, path);
-    } catch (...) {
-        std::error_code ignored;
-        fs::remove(filling, ignored);
-        throw;
-    }
+    Unfinished file(path, Exit::checkpoint);
+    write_file(file.path(), hf_tensors(family_of(model), table), flat, DType::f32);
+    file.commit_as(path);
 }
 
 }  // namespace trifold

@@ -4,6 +4,7 @@
 #include <fmt/ranges.h>
 
 #include <algorithm>
+#include <cstring>
 #include <filesystem>
 #include <map>
 #include <memory>
@@ -19,8 +20,6 @@ namespace fs = std::filesystem;
 namespace trifold {
 namespace {
 
-constexpr size_t most_named = 5;  // in a sentence about many things
-
 Manifest verified_manifest(const std::string& path, const LoadOptions& options) {
     Manifest manifest = read_manifest(path);
     run_jobs(static_cast<int64_t>(manifest.shards.size()), options.threads, [&](int64_t i) {
@@ -28,14 +27,6 @@ Manifest verified_manifest(const std::string& path, const LoadOptions& options) 
         verify_file(path + "/" + shard.file, shard.digest);
     });
     return manifest;
-}
-
-// "a, b, c and 7 more"
-std::string first_of(std::vector<std::string> sentences) {
-    const size_t all = sentences.size();
-    if (all <= most_named) return join_words(sentences);
-    sentences.resize(most_named);
-    return fmt::format("{} and {} more", fmt::join(sentences, ", "), all - most_named);
 }
 
 // Names and shapes of the checkpoint and of the table are the same.
@@ -51,7 +42,7 @@ void check_tensors(const std::string& path, const Manifest& manifest, const Para
     for (const auto& [name, shape] : manifest.tensors)
         if (!table.find(name)) wrong.push_back(name + " is only there");
     if (wrong.empty()) return;
-    refuse(Exit::checkpoint, "the weights of {} are of another model: {}; give the model options it was trained with", path, first_of(wrong));
+    refuse(Exit::checkpoint, "the weights of {} are of another model: {}; give the model options it was trained with", path, join_first(wrong));
 }
 
 }  // namespace
@@ -79,7 +70,7 @@ FoundCheckpoint open_checkpoint(const std::string& path, const LoadOptions& opti
     const std::string slashless = fs::path(path).filename().empty() ? fs::path(path).parent_path().string() : path;
     const std::string name = fs::path(slashless).filename().string();
     if (!fs::exists(slashless, ignored)) refuse(Exit::checkpoint, "{} does not exist", path);
-    if (fs::exists(slashless + "/" + manifest_name, ignored) || is_step_name(name)) {
+    if (fs::exists(slashless + "/" + manifest_name, ignored) || step_of(name)) {
         try {
             return {.path = slashless, .state = verified_manifest(slashless, options).state};
         } catch (const Problem& e) {
@@ -105,7 +96,7 @@ void check_resumable(const FoundCheckpoint& checkpoint, const ModelConfig& model
     if (!other.empty())
         refuse(Exit::checkpoint,
                "checkpoint {} is of another model (there and here): {}; give the same model, another --run.dir, or --checkpoint.resume=none",
-               checkpoint.path, first_of(other));
+               checkpoint.path, join_first(other));
     const std::string& trained_on = checkpoint.state.data_hash;
     if (!data_hash.empty() && trained_on != data_hash)
         refuse(Exit::checkpoint,
@@ -114,7 +105,7 @@ void check_resumable(const FoundCheckpoint& checkpoint, const ModelConfig& model
                checkpoint.path, trained_on.empty() ? "none" : trained_on, data_hash, checkpoint.path);
 }
 
-void read_pieces(const std::string& path, const Manifest& manifest, const std::vector<WantedPiece>& wanted, const LoadOptions& options) {
+void read_pieces(const std::string& path, const Manifest& manifest, const std::vector<PieceInMemory>& wanted, const LoadOptions& options) {
     struct Stored {
         Piece piece;
         size_t shard;
@@ -151,11 +142,47 @@ void read_pieces(const std::string& path, const Manifest& manifest, const std::v
 void load_state(const FoundCheckpoint& checkpoint, const ModelConfig& model, const std::vector<StateSlice>& slices, const LoadOptions& options) {
     const Manifest manifest = read_manifest(checkpoint.path);
     check_tensors(checkpoint.path, manifest, ParameterTable(model));
-    std::vector<WantedPiece> wanted;
-    for (const StateSlice& s : slices)
-        for (const StateKind kind : state_kinds)
-            if (float* to = part_of(s, kind)) wanted.push_back({piece_of(s, kind), to});
-    read_pieces(checkpoint.path, manifest, wanted, options);
+    read_pieces(checkpoint.path, manifest, pieces_of(slices), options);
+}
+
+namespace {
+
+// "KEY\n" and the values, one slice after the other.
+std::string to_bytes(const std::vector<StateSlice>& slices) {
+    std::string bytes;
+    for (const StateSlice& s : slices) {
+        bytes += key_of(piece_of(s, StateKind::master)) + "\n";
+        bytes.append(reinterpret_cast<const char*>(s.master), static_cast<size_t>(s.last - s.first) * sizeof(float));
+    }
+    return bytes;
+}
+
+void place(const std::string& bytes, const ParameterTable& table, std::vector<float>& flat) {
+    for (size_t at = 0; at < bytes.size();) {
+        const size_t end = bytes.find('\n', at);
+        const Piece piece = piece_of(bytes.substr(at, end - at));
+        std::vector<float> values(static_cast<size_t>(piece.elems()));
+        std::memcpy(values.data(), bytes.data() + end + 1, values.size() * sizeof(float));
+        const Parameter& p = table.at(piece.tensor);
+        copy_shared(piece, values.data(), {whole_piece(p, StateKind::master), flat.data() + p.offset});
+        at = end + 1 + values.size() * sizeof(float);
+    }
+}
+
+}  // namespace
+
+std::vector<float> gather_tensors(World& world, const ModelConfig& model, const std::vector<StateSlice>& slices) {
+    constexpr double deadline_s = 600;
+    const auto key = [](int rank) { return "gather " + std::to_string(rank); };
+    if (world.rank() > 0) {
+        world.put(key(world.rank()), to_bytes(slices));
+        return {};
+    }
+    const ParameterTable table(model);
+    std::vector<float> flat(static_cast<size_t>(table.flat_elems()));
+    place(to_bytes(slices), table, flat);
+    for (int r = 1; r < world.size(); ++r) place(world.take(key(r), deadline_s), table, flat);
+    return flat;
 }
 
 }  // namespace trifold

@@ -1,9 +1,8 @@
 // checkpoint/manifest.cpp   See manifest.h.
 #include "checkpoint/manifest.h"
 
-#include "base/refuse.h"
+#include "base/json.h"
 #include "checkpoint/files.h"
-#include "checkpoint/json.h"
 
 namespace trifold {
 namespace {
@@ -84,12 +83,12 @@ std::string to_text(const Manifest& m) {
 
 Manifest read_manifest(const std::string& step_dir) {
     const std::string path = step_dir + "/" + manifest_name;
-    const std::string text = read_text(path);
+    const std::string text = read_text(path, Exit::checkpoint);
     const size_t tail = seal("").size();
     const std::string body = text.substr(0, text.size() - std::min(tail, text.size()));
     if (text != body + seal(body))
         refuse(Exit::checkpoint, "{} is damaged: its {} bytes do not match the xxh3 at byte {}", path, text.size(), body.size());
-    const JsonValue json = parse_file_json(text, path);
+    const JsonValue json = parse_json<JsonValue>(text, path, {.code = Exit::checkpoint});
     try {
         return manifest_of(json);
     } catch (const std::exception& e) {

@@ -38,6 +38,14 @@ Piece piece_of(const StateSlice& slice, StateKind kind) {
     return {p.name, kind, box, slice.first, slice.last};
 }
 
+std::vector<PieceInMemory> pieces_of(const std::vector<StateSlice>& slices) {
+    std::vector<PieceInMemory> pieces;
+    for (const StateKind kind : state_kinds)
+        for (const StateSlice& s : slices)
+            if (float* data = kind == StateKind::master ? s.master : kind == StateKind::m ? s.m : s.v) pieces.push_back({piece_of(s, kind), data});
+    return pieces;
+}
+
 std::string key_of(const Piece& piece) {
     std::string ranges;
     for (size_t d = 0; d < piece.box.begin.size(); ++d) ranges += fmt::format("{}{}:{}", d ? "," : "", piece.box.begin[d], piece.box.end[d]);
@@ -110,6 +118,10 @@ std::vector<SharedRun> shared_runs(const Piece& stored, const Piece& wanted) {
         }
     }
     return runs;
+}
+
+void copy_shared(const Piece& stored, const float* from, const PieceInMemory& wanted) {
+    for (const SharedRun& run : shared_runs(stored, wanted.piece)) std::copy_n(from + run.from, run.count, wanted.data + run.to);
 }
 
 }  // namespace trifold

@@ -34,11 +34,18 @@ struct Piece {
     bool operator==(const Piece&) const = default;
 };
 
-// The piece that a rank's slice of the state is, and where it keeps it.
+// The piece that a rank's slice of the state is.
 Piece piece_of(const StateSlice& slice, StateKind kind);
 // A whole tensor as a piece.
 inline Piece whole_piece(const Parameter& p, StateKind kind) { return {p.name, kind, Box::whole(p.shape), 0, p.elems}; }
-inline float* part_of(const StateSlice& s, StateKind kind) { return kind == StateKind::master ? s.master : kind == StateKind::m ? s.m : s.v; }
+
+// A piece and where its elements are, or are wanted.
+struct PieceInMemory {
+    Piece piece;
+    float* data = nullptr;
+};
+// All that the slices have. All weights come first, so that reading weights alone touches a third of the files.
+std::vector<PieceInMemory> pieces_of(const std::vector<StateSlice>& slices);
 
 // The name of a piece in the shard files and in the manifest, for example
 //   m/layers.0.attention.q.weight[0:64,0:128]@0:8192
@@ -52,5 +59,6 @@ struct SharedRun {
 };
 // What `stored` has of `wanted`, which must be pieces of the same tensor.
 std::vector<SharedRun> shared_runs(const Piece& stored, const Piece& wanted);
+void copy_shared(const Piece& stored, const float* from, const PieceInMemory& wanted);
 
 }  // namespace trifold

@@ -7,8 +7,7 @@
 #include <bit>
 #include <cstring>
 
-#include "base/refuse.h"
-#include "checkpoint/json.h"
+#include "base/json.h"
 #include "kernels/tensor.h"
 
 namespace trifold {
@@ -18,13 +17,36 @@ constexpr int64_t length_bytes = 8;
 constexpr int64_t max_header_bytes = 100'000'000;  // the limit of the reference implementation
 constexpr int64_t data_alignment = 64;
 
-struct TypeName {
-    SafeType type;
+struct Half {
+    uint16_t bits;
+    explicit operator float() const {
+        const uint32_t sign = static_cast<uint32_t>(bits & 0x8000u) << 16, exponent = (bits >> 10) & 0x1fu, mantissa = bits & 0x3ffu;
+        if (exponent == 0) {  // zero, or mantissa * 2^-24 without an implicit one
+            const float magnitude = static_cast<float>(mantissa) * 0x1p-24f;
+            return sign ? -magnitude : magnitude;
+        }
+        const uint32_t wide = exponent == 31 ? 255 : exponent + 127 - 15;
+        return std::bit_cast<float>(sign | wide << 23 | mantissa << 13);
+    }
+};
+
+template <class T>
+void convert(const std::byte* from, int64_t count, float* out) {
+    for (int64_t i = 0; i < count; ++i) {
+        T raw;
+        std::memcpy(&raw, from + i * static_cast<int64_t>(sizeof(T)), sizeof(T));
+        out[i] = static_cast<float>(raw);
+    }
+}
+
+struct TypeRow {
     const char* name;
     int64_t bytes;
+    void (*to_float)(const std::byte* from, int64_t count, float* out);  // null: weights cannot have this type
 };
-constexpr TypeName types[] = {{SafeType::f32, "F32", 4}, {SafeType::bf16, "BF16", 2}, {SafeType::f16, "F16", 2}, {SafeType::f64, "F64", 8},
-                              {SafeType::i32, "I32", 4}, {SafeType::i64, "I64", 8},   {SafeType::u8, "U8", 1}};
+constexpr TypeRow types[] = {{"F32", 4, convert<float>}, {"BF16", 2, convert<bf16>}, {"F16", 2, convert<Half>}, {"F64", 8, convert<double>},
+                             {"I32", 4, nullptr},        {"I64", 8, nullptr},        {"U8", 1, nullptr}};  // in the order of SafeType
+const TypeRow& row_of(SafeType type) { return types[static_cast<int>(type)]; }
 
 template <class... Args>
 [[noreturn]] void wrong(const std::string& path, fmt::format_string<Args...> why, Args&&... args) {
@@ -55,9 +77,9 @@ SafeTensor parse_entry(const std::string& name, const JsonValue& entry, const Ma
         return list.get<std::vector<int64_t>>();
     };
     const JsonValue& dtype = member("dtype");
-    const auto* type = std::find_if(std::begin(types), std::end(types), [&](const TypeName& t) { return dtype == t.name; });
+    const auto* type = std::find_if(std::begin(types), std::end(types), [&](const TypeRow& t) { return dtype == t.name; });
     if (type == std::end(types)) wrong(file.path(), "tensor '{}' has the unknown dtype {}", name, dtype.dump());
-    SafeTensor t{.name = name, .type = type->type, .shape = sizes("shape"), .elems = 1};
+    SafeTensor t{.name = name, .type = static_cast<SafeType>(type - types), .shape = sizes("shape"), .elems = 1};
     const std::vector<int64_t> offsets = sizes("data_offsets");
     if (offsets.size() != 2 || offsets[0] > offsets[1])
         wrong(file.path(), "data_offsets of tensor '{}' are [{}], not [begin, end]", name, fmt::join(offsets, ", "));
@@ -86,29 +108,10 @@ void check_no_holes(const std::vector<SafeTensor>& tensors, const std::string& p
     if (at != file_bytes) wrong(path, "the last tensor ends at byte {}, but the file at byte {}", at, file_bytes);
 }
 
-float half_to_float(uint16_t h) {
-    const uint32_t sign = static_cast<uint32_t>(h & 0x8000u) << 16, exponent = (h >> 10) & 0x1fu, mantissa = h & 0x3ffu;
-    if (exponent == 0) {  // zero, or mantissa * 2^-24 without an implicit one
-        const float magnitude = static_cast<float>(mantissa) * 0x1p-24f;
-        return sign ? -magnitude : magnitude;
-    }
-    const uint32_t wide = exponent == 31 ? 255 : exponent + 127 - 15;
-    return std::bit_cast<float>(sign | wide << 23 | mantissa << 13);
-}
-
-template <class T, class Convert>
-void convert(const std::byte* from, int64_t count, float* out, Convert to) {
-    for (int64_t i = 0; i < count; ++i) {
-        T raw;
-        std::memcpy(&raw, from + i * static_cast<int64_t>(sizeof(T)), sizeof(T));
-        out[i] = static_cast<float>(to(raw));
-    }
-}
-
 }  // namespace
 
-int64_t size_of(SafeType type) { return types[static_cast<int>(type)].bytes; }
-const char* name_of(SafeType type) { return types[static_cast<int>(type)].name; }
+int64_t size_of(SafeType type) { return row_of(type).bytes; }
+const char* name_of(SafeType type) { return row_of(type).name; }
 
 int64_t elems_of(const std::vector<int64_t>& shape) {
     int64_t n = 1;
@@ -122,7 +125,7 @@ SafetensorsFile::SafetensorsFile(const std::string& path) : file_(path, Exit::ch
     const int64_t n = header_bytes(file_), data_start = length_bytes + n;
     const std::string text(reinterpret_cast<const char*>(file_.at(length_bytes)), static_cast<size_t>(n));
     if (text.empty() || text.front() != '{') wrong(path, "no JSON object starts at byte 8: this is not a safetensors file");
-    const JsonValue header = parse_file_json(text, path, length_bytes);
+    const JsonValue header = parse_json<JsonValue>(text, path, {.code = Exit::checkpoint, .first_byte = length_bytes});
     for (const auto& [name, entry] : header.items()) {
         if (name == "__metadata__") {
             for (const auto& [key, value] : entry.items()) {
@@ -147,17 +150,9 @@ const SafeTensor* SafetensorsFile::find(const std::string& name) const {
 
 void to_float(const SafeTensor& t, int64_t first, int64_t count, float* out) {
     TRIFOLD_ASSERT(first >= 0 && count >= 0 && first + count <= t.elems);
-    const std::byte* from = t.data + first * size_of(t.type);
-    const auto as_it_is = [](auto value) { return value; };
-    switch (t.type) {
-        case SafeType::f32: return convert<float>(from, count, out, as_it_is);
-        case SafeType::bf16: return convert<bf16>(from, count, out, as_it_is);
-        case SafeType::f16: return convert<uint16_t>(from, count, out, half_to_float);
-        case SafeType::f64: return convert<double>(from, count, out, as_it_is);
-        default:
-            throw Problem(Exit::checkpoint,
-                          fmt::format("tensor '{}' holds {} values, and weights must be F32, BF16, F16 or F64", t.name, name_of(t.type)));
-    }
+    const TypeRow& type = row_of(t.type);
+    if (!type.to_float) refuse(Exit::checkpoint, "tensor '{}' holds {} values, and weights must be F32, BF16, F16 or F64", t.name, type.name);
+    type.to_float(t.data + first * type.bytes, count, out);
 }
 
 SafetensorsWriter::SafetensorsWriter(const std::string& path, const std::vector<Entry>& entries, const std::map<std::string, std::string>& metadata)

@@ -30,34 +30,20 @@ constexpr const char* temporary = ".tmp";      // being written
 constexpr const char* deleting = ".deleting";  // being deleted
 constexpr const char* replaced = ".replaced";  // moved aside while another save of the same step takes its name
 
-// A piece and its elements in memory.
-struct Slice {
-    Piece piece;
-    const float* data = nullptr;
-};
-
-// All weights come first, so that reading weights alone touches a third of the files.
-std::vector<Slice> pieces_of(const std::vector<StateSlice>& state) {
-    std::vector<Slice> slices;
-    for (const StateKind kind : state_kinds)
-        for (const StateSlice& s : state) slices.push_back({piece_of(s, kind), part_of(s, kind)});
-    return slices;
-}
-
-// Cuts the slices into files of about equal size, none much larger than `file_elems`.
-std::vector<std::vector<Slice>> cut_into_files(const std::vector<Slice>& slices, int64_t file_elems) {
+// Cuts the pieces into files of about equal size, none much larger than `file_elems`.
+std::vector<std::vector<PieceInMemory>> cut_into_files(const std::vector<PieceInMemory>& pieces, int64_t file_elems) {
     int64_t total = 0;
-    for (const Slice& s : slices) total += s.piece.elems();
+    for (const PieceInMemory& s : pieces) total += s.piece.elems();
     const int64_t files = std::max<int64_t>(1, (total + file_elems - 1) / file_elems), per_file = (total + files - 1) / files;
-    std::vector<std::vector<Slice>> cut(1);
+    std::vector<std::vector<PieceInMemory>> cut(1);
     int64_t room = per_file;
-    for (Slice rest : slices) {
+    for (PieceInMemory rest : pieces) {
         while (rest.piece.elems() > 0) {
             if (room == 0) {
                 cut.emplace_back();
                 room = per_file;
             }
-            Slice head = rest;
+            PieceInMemory head = rest;
             head.piece.last = std::min(rest.piece.last, rest.piece.first + room);
             room -= head.piece.elems();
             rest.piece.first = head.piece.last;
@@ -69,7 +55,7 @@ std::vector<std::vector<Slice>> cut_into_files(const std::vector<Slice>& slices,
 }
 
 bool has_suffix(const std::string& name, const char* suffix) {
-    return name.ends_with(suffix) && is_step_name(name.substr(0, name.size() - std::strlen(suffix)));
+    return name.ends_with(suffix) && step_of(name.substr(0, name.size() - std::strlen(suffix))).has_value();
 }
 
 // Removes what a dead process left; nothing else in the directory is touched.
@@ -93,7 +79,7 @@ Fd lock_for_writing(const std::string& dir) {
     if (::flock(fd.get(), LOCK_EX | LOCK_NB) != 0) {
         // A file system without locks cannot tell; everything else works there.
         if (errno != EWOULDBLOCK) return fd;
-        refuse(Exit::checkpoint, "another process ({}) is writing checkpoints to {}; wait for it to end", read_text(path), dir);
+        refuse(Exit::checkpoint, "another process ({}) is writing checkpoints to {}; wait for it to end", read_text(path, Exit::checkpoint), dir);
     }
     const std::string pid = std::to_string(::getpid());
     if (::ftruncate(fd.get(), 0) != 0 || ::pwrite(fd.get(), pid.data(), pid.size(), 0) != static_cast<ssize_t>(pid.size()))
@@ -103,12 +89,8 @@ Fd lock_for_writing(const std::string& dir) {
 
 // Creating, filling, syncing and removing a small file.
 void probe(const std::string& dir) {
-    const std::string path = dir + "/.probe";
-    OutputFile file(path, Exit::checkpoint);
-    const std::vector<char> block(4096, 'x');
-    file.write(block.data(), static_cast<int64_t>(block.size()));
-    file.finish();
-    remove_tree(path);
+    replace_text(dir + "/.probe", std::string(4096, 'x'));
+    remove_tree(dir + "/.probe");
 }
 
 // Manifest and sizes agree. Throws Problem when not.
@@ -129,21 +111,19 @@ Manifest complete_manifest(const std::string& path, int64_t step) {
 
 std::string step_name(int64_t step) { return fmt::format("step-{:08}", step); }
 
-bool is_step_name(const std::string& name, int64_t* step) {
-    int64_t number = -1;
-    if (!name.starts_with("step-")) return false;
-    std::from_chars(name.data() + 5, name.data() + name.size(), number);
-    if (number < 0 || step_name(number) != name) return false;
-    if (step) *step = number;
-    return true;
+std::optional<int64_t> step_of(const std::string& name) {
+    int64_t step = -1;
+    if (name.starts_with("step-")) std::from_chars(name.data() + 5, name.data() + name.size(), step);
+    return step >= 0 && step_name(step) == name ? std::optional(step) : std::nullopt;
 }
 
 CheckpointList list_checkpoints(const std::string& dir) {
     CheckpointList list;
     std::error_code ignored;  // a directory that is not there holds nothing
     for (const auto& entry : fs::directory_iterator(dir, ignored)) {
-        ListedCheckpoint c{.path = entry.path().string()};
-        if (!is_step_name(entry.path().filename().string(), &c.step)) continue;
+        const std::optional<int64_t> step = step_of(entry.path().filename().string());
+        if (!step) continue;
+        ListedCheckpoint c{.path = entry.path().string(), .step = *step};
         const bool has_manifest = fs::exists(c.path + "/" + manifest_name, ignored);
         try {
             if (!has_manifest) refuse(Exit::checkpoint, "it has no {}, so its save did not end", manifest_name);
@@ -154,8 +134,7 @@ CheckpointList list_checkpoints(const std::string& dir) {
             list.damaged |= has_manifest;
         }
     }
-    const auto order = [](const ListedCheckpoint& c) { return std::pair(c.save_number, c.step); };
-    std::sort(list.complete.begin(), list.complete.end(), [&](const ListedCheckpoint& a, const ListedCheckpoint& b) { return order(a) > order(b); });
+    std::ranges::sort(list.complete, std::ranges::greater(), [](const ListedCheckpoint& c) { return std::pair(c.save_number, c.step); });
     return list;
 }
 
@@ -193,11 +172,11 @@ std::vector<ShardFile> CheckpointStore::write_shards(const std::string& dir, con
     const auto files = cut_into_files(pieces_of(state), options_.shard_bytes / static_cast<int64_t>(sizeof(float)));
     std::vector<ShardFile> shards(files.size());
     run_jobs(static_cast<int64_t>(files.size()), options_.threads, [&](int64_t i) {
-        const auto& slices = files[static_cast<size_t>(i)];
+        const auto& pieces = files[static_cast<size_t>(i)];
         ShardFile& shard = shards[static_cast<size_t>(i)];
         shard.file = fmt::format("rank-{:05}-of-{:05}-part-{:03}.safetensors", rank(), ranks(), i);
         std::vector<SafetensorsWriter::Entry> entries;
-        for (const Slice& s : slices) {
+        for (const PieceInMemory& s : pieces) {
             shard.pieces.push_back(key_of(s.piece));
             // A whole box keeps its shape, for other programs that look into the file.
             entries.push_back(
@@ -205,7 +184,7 @@ std::vector<ShardFile> CheckpointStore::write_shards(const std::string& dir, con
         }
         phase("create shard");
         SafetensorsWriter writer(dir + "/" + shard.file, entries);
-        for (const Slice& s : slices) {
+        for (const PieceInMemory& s : pieces) {
             phase("write shard");
             writer.write(s.data, s.piece.elems() * static_cast<int64_t>(sizeof(float)));
         }

@@ -10,6 +10,7 @@
 #pragma once
 #include <cstdint>
 #include <functional>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -56,8 +57,6 @@ public:
     // Every rank gives the slices that it answers for, all with master, m and v. All ranks return the same outcome.
     SaveOutcome save(const ModelConfig& model, const std::vector<StateSlice>& slices, const TrainingState& state);
 
-    const StoreOptions& options() const { return options_; }
-
 private:
     StoreOptions options_;
     Fd writer_lock_;
@@ -78,7 +77,7 @@ private:
 int64_t checkpoint_bytes(const ParameterTable& table, int ranks = 1);
 
 std::string step_name(int64_t step);  // step-00000500
-bool is_step_name(const std::string& name, int64_t* step = nullptr);
+std::optional<int64_t> step_of(const std::string& name);
 
 struct ListedCheckpoint {
     std::string path = "";

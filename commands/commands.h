@@ -1,9 +1,16 @@
-// commands/commands.h   The sub-commands beside `train`. argv[0] is the command's name; each returns the exit code and throws Problem.
+// commands/commands.h   The sub-commands beside `train`. Each takes the arguments behind its name, returns the exit code and throws Problem.
 #pragma once
+#include <string>
+#include <vector>
 
 namespace trifold {
 
-int eval_command(int argc, char** argv);    // loss and perplexity of a model on a token file
-int sample_command(int argc, char** argv);  // text from a model
+using Words = std::vector<std::string>;
+
+int data_command(const Words& args);    // tokenize, inspect, convert, unigram; results go to standard output, progress and remarks to standard error
+int eval_command(const Words& args);    // loss and perplexity of a model on a token file
+int export_command(const Words& args);  // the weights of a checkpoint as a folder that other programs read
+int plan_command(const Words& args);    // what a run needs, without running it
+int sample_command(const Words& args);  // text from a model
 
 }  // namespace trifold

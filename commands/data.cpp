@@ -1,6 +1,4 @@
 // commands/data.cpp
-#include "commands/data.h"
-
 #include <algorithm>
 #include <climits>
 #include <cstring>
@@ -10,15 +8,14 @@
 
 #include "base/refuse.h"
 #include "base/text.h"
-#include "commands/flags.h"
+#include "commands/commands.h"
 #include "commands/progress_line.h"
 #include "data/dataset.h"
 #include "data/tokenize.h"
+#include "model/options.h"
 
 namespace trifold {
 namespace {
-
-using Words = std::vector<std::string>;
 
 struct Command {
     const char* name;
@@ -35,11 +32,10 @@ template <class... Args>
 // Fills the flags and returns the arguments, as many as the command has; nothing: --help was asked for, and is answered.
 std::optional<Words> read(const Command& command, const Words& args, const std::vector<CommandFlag>& flags) {
     if (wants_help(args)) {
-        fmt::print("trifold data {} {} [options]\n\n{}\n\n", command.name, command.arguments, command.help);
-        print_flags(flags);
+        fmt::print("trifold data {} {} [options]\n\n{}\n\n{}", command.name, command.arguments, command.help, flags_text(flags));
         return std::nullopt;
     }
-    Words given = read_arguments(args, flags, "data takes no options of a run"), names;
+    Words given = parse_flags(args, flags, "data takes no options of a run"), names;
     std::istringstream text(command.arguments);
     for (std::string name; text >> name;) names.push_back(name);
     const bool several = names.back().ends_with("...");
@@ -48,29 +44,7 @@ std::optional<Words> read(const Command& command, const Words& args, const std::
     return given;
 }
 
-void require(const char* flag, const std::string& value) {
-    if (value.empty()) misused("{} is required", flag);
-}
-
-void check_range(const char* flag, int64_t value, int64_t least, int64_t most) {
-    if (value < least || value > most) misused("{}: {} is not from {} to {}", flag, value, least, most);
-}
-
-// The value that a word stands for.
-template <class T>
-T choose(const char* flag, const std::string& word, const std::vector<std::pair<std::string, T>>& choices) {
-    Words names;
-    for (const auto& [name, value] : choices) {
-        if (name == word) return value;
-        names.push_back(name);
-    }
-    misused("{}: {} not in {{{}}}", flag, word, join_words(names, ","));
-}
-
-TokenFormat format_of(const std::string& word) {
-    return choose<TokenFormat>("--format", word, {{"llmc", TokenFormat::llmc}, {"megatron", TokenFormat::megatron}});
-}
-
+constexpr Range shard_range = {.min = 1, .max = LlmcHeader::max_tokens};
 constexpr const char* shard_help = "llmc: tokens per file; more make PREFIX_000000.bin, PREFIX_000001.bin ... [2147483647]";
 constexpr const char* json_help = "Print the result as one JSON object";
 
@@ -89,22 +63,21 @@ DatasetProgress tokens_progress(ProgressLine& line) {
 // --eod ID or --tokenizer T of `inspect` and `convert`.
 struct EndOption {
     std::string tokenizer;
-    int64_t id = INT64_MIN;  // not given
+    int64_t id = -1;  // not given
     int64_t vocab = 0;
 
     void add_to(std::vector<CommandFlag>& flags) {
-        flags.push_back({"eod", "ID", "Id that ends a document", &id});
+        flags.push_back({"eod", "ID", "Id that ends a document", &id, {.min = 0, .max = INT32_MAX}});
         flags.push_back({"tokenizer", "T", "Tokenizer whose id ends a document: bytes, or a tokenizer.json", &tokenizer});
     }
     std::optional<int32_t> resolve() {
         if (!tokenizer.empty()) {
-            if (id != INT64_MIN) misused("--eod excludes --tokenizer");
+            if (id >= 0) misused("--eod excludes --tokenizer");
             const Tokenizer loaded = Tokenizer::load(tokenizer);
             vocab = loaded.vocab_size();
             return loaded.end_of_document();
         }
-        if (id == INT64_MIN) return std::nullopt;
-        check_range("--eod", id, 0, INT32_MAX);
+        if (id < 0) return std::nullopt;
         return static_cast<int32_t>(id);
     }
 };
@@ -123,31 +96,25 @@ void print_text(const TokenizeResult& result, double seconds) {
 
 void run_tokenize(const Command& command, const Words& args) {
     TokenizeOptions options;
-    std::string format = "llmc", kind = "auto", special = "match";
-    int64_t threads = INT64_MIN;
+    int64_t threads = 0;  // all
     bool json = false;
     const auto inputs = read(command, args, {
         {"tokenizer", "T", "bytes, or the path of a Hugging Face tokenizer.json [bytes]", &options.tokenizer},
         {"out", "PREFIX", "Output PREFIX.bin (and .idx, .mask); with --val PREFIX_train.bin and PREFIX_val.bin. Required", &options.prefix},
-        {"format", "llmc|megatron", "Format of the output: one .bin as in llm.c, or Megatron's .bin and .idx [llmc]", &format},
+        {"format", "llmc|megatron", "Format of the output: one .bin as in llm.c, or Megatron's .bin and .idx [llmc]", choice_of(options.format)},
         {"val", "SHARE", "Validation part: a share below 1, or bytes of text. The end of a text file that is alone or has 1 MiB, else whole "
                          "documents, evenly spread", &options.validation},
-        {"input-format", "auto|text|jsonl", "What the inputs are; auto goes by their names [auto]", &kind},
+        {"input-format", "auto|text|jsonl", "What the inputs are; auto goes by their names [auto]", choice_of(options.kind)},
         {"text-key", "KEY", "JSONL: the key of the text (\"prompt\" with \"completion\", and \"messages\", need none) [text]", &options.text_key},
         {"eod", "TOKEN", "Token that ends a document, such as '<|endoftext|>' [the tokenizer's own]", &options.end_of_document},
-        {"special-text", "match|plain", "Special tokens spelt out in the text become tokens, as in the tokenizers package, or stay text [match]", &special},
-        {"shard-tokens", "N", shard_help, &options.shard_tokens},
-        {"threads", "N", "Threads that encode [all cores this process may use]", &threads},
+        {"special-text", "match|plain", "Special tokens spelt out in the text become tokens, as in the tokenizers package, or stay text [match]", choice_of(options.special)},
+        {"shard-tokens", "N", shard_help, &options.shard_tokens, shard_range},
+        {"threads", "N", "Threads that encode [all cores this process may use]", &threads, {.min = 1, .max = 4096}},
         {"json", "", json_help, &json}});
     if (!inputs) return;
     options.inputs = *inputs;
-    require("--out", options.prefix);
-    options.format = format_of(format);
-    options.kind = choose<TextKind>("--input-format", kind, {{"auto", TextKind::by_name}, {"text", TextKind::text}, {"jsonl", TextKind::jsonl}});
-    options.special = choose<SpecialText>("--special-text", special, {{"match", SpecialText::match}, {"plain", SpecialText::plain}});
-    check_range("--shard-tokens", options.shard_tokens, 1, LlmcHeader::max_tokens);
-    if (threads != INT64_MIN) check_range("--threads", threads, 1, 4096), options.threads = static_cast<int>(threads);
-
+    if (options.prefix.empty()) misused("--out is required");
+    options.threads = static_cast<int>(threads);
     ProgressLine line("tokenizing");
     const TokenizeResult result = tokenize(options, [&](const TokenizeProgress& p) {
         line.show(static_cast<double>(p.bytes_read) / static_cast<double>(std::max<int64_t>(p.bytes_total, 1)), with_commas(p.tokens) + " tokens",
@@ -157,7 +124,7 @@ void run_tokenize(const Command& command, const Words& args) {
     nlohmann::json out = {{"input_files", result.input_files}, {"input_bytes", result.input_bytes}, {"empty_documents", result.empty_documents},
                           {"vocab", result.vocab}, {"dtype", result.dtype}, {"outputs", nlohmann::json::array()}};
     for (const TokenizeOutput& output : result.outputs)
-        out["outputs"].push_back({{"part", output.part.empty() ? "all" : output.part}, {"files", output.files}, {"tokens", output.tokens},
+        out["outputs"].push_back({{"part", output.part}, {"files", output.files}, {"tokens", output.tokens},
                                   {"documents", output.documents}, {"prompt_tokens", output.prompt_tokens}});
     print_line(out);
 }
@@ -199,20 +166,19 @@ void run_inspect(const Command& command, const Words& args) {
 void run_convert(const Command& command, const Words& args) {
     ConvertOptions options;
     EndOption end;
-    std::string format;
     bool json = false;
+    constexpr auto none = TokenFormat(255);
+    options.format = none;
     std::vector<CommandFlag> flags = {{"out", "PREFIX", "Output PREFIX.bin (and .idx, .mask). Required", &options.prefix},
-                                      {"format", "llmc|megatron", "Format of the output. Required", &format},
-                                      {"shard-tokens", "N", shard_help, &options.shard_tokens},
+                                      {"format", "llmc|megatron", "Format of the output. Required", choice_of(options.format)},
+                                      {"shard-tokens", "N", shard_help, &options.shard_tokens, shard_range},
                                       {"json", "", json_help, &json}};
     end.add_to(flags);
     const auto data = read(command, args, flags);
     if (!data) return;
-    require("--out", options.prefix);
-    require("--format", format);
+    if (options.prefix.empty()) misused("--out is required");
+    if (options.format == none) misused("--format is required");
     options.input = data->front();
-    options.format = format_of(format);
-    check_range("--shard-tokens", options.shard_tokens, 1, LlmcHeader::max_tokens);
     ProgressLine line("converting");
     options.end_of_document = end.resolve();
     options.vocab = end.vocab;
@@ -249,8 +215,7 @@ constexpr Command commands[] = {
 
 }  // namespace
 
-int data_command(int argc, char** argv) {
-    const Words args(argv + 1, argv + argc);
+int data_command(const Words& args) {
     Words names;
     for (const Command& command : commands) {
         if (!args.empty() && args[0] == command.name) return command.run(command, {args.begin() + 1, args.end()}), 0;
@@ -262,9 +227,7 @@ int data_command(int argc, char** argv) {
         return 0;
     }
     if (args.empty()) misused("A subcommand is required");
-    const Words near = near_misses(args[0], names);
-    if (near.empty()) misused("unknown argument {}: the sub-commands are {}", args[0], join_words(names));
-    misused("unknown argument {}: did you mean {}?", args[0], join_words(near, " or "));
+    misused("unknown argument {}: {}", args[0], suggestion(args[0], names, "", "the sub-commands are " + join_words(names)));
 }
 
 }  // namespace trifold

@@ -51,8 +51,7 @@ Evaluation evaluate(Stage& stage, Stream& compute, Loader& data, int64_t samples
 
 }  // namespace
 
-int eval_command(int argc, char** argv) {
-    const std::vector<std::string> args(argv + 1, argv + argc);
+int eval_command(const Words& args) {
     std::string unused;
     bool json = false;
     int64_t batches = 0;

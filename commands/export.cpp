@@ -1,6 +1,4 @@
 // commands/export.cpp   trifold export CHECKPOINT --to DIR --format hf [--dtype fp32|bf16]
-#include "commands/export.h"
-
 #include <cstdio>
 #include <filesystem>
 #include <vector>
@@ -10,7 +8,8 @@
 #include "base/text.h"
 #include "checkpoint/huggingface.h"
 #include "checkpoint/load.h"
-#include "commands/flags.h"
+#include "commands/commands.h"
+#include "model/options.h"
 
 namespace trifold {
 namespace {
@@ -32,27 +31,23 @@ std::string tokenizer_file(const Config& config) {
 
 }  // namespace
 
-int export_command(int argc, char** argv) {
-    const std::vector<std::string> args(argv + 1, argv + argc);
-    std::string to, format = "hf", dtype = "fp32";
+int export_command(const Words& args) {
+    std::string to, format = "hf";
     HfExport options;
     const std::vector<CommandFlag> flags = {
         {"to", "DIR", "the folder to write; it must not exist or be empty", &to},
         {"format", "NAME", "hf [hf]", &format},
-        {"dtype", "TYPE", "fp32 or bf16, rounded to nearest even [fp32]", &dtype},
-        {"file-bytes", "N", "more weights than this are spread over several files [5000000000]", &options.file_bytes}};
+        {"dtype", "fp32|bf16", "of the weights; bf16 is rounded to nearest even [fp32]", choice_of(options.dtype)},
+        {"file-bytes", "N", "more weights than this are spread over several files [5000000000]", &options.file_bytes, {.min = 1}}};
     if (wants_help(args)) {
-        std::fputs(usage, stdout);
-        print_flags(flags);
+        fmt::print("{}{}", usage, flags_text(flags));
         return 0;
     }
-    const std::vector<std::string> checkpoints = read_arguments(args, flags, "export takes everything from the checkpoint");
+    const std::vector<std::string> checkpoints = parse_flags(args, flags, "export takes everything from the checkpoint");
     if (checkpoints.size() != 1)
         refuse(Exit::usage, "export takes one checkpoint, not {}: trifold export CHECKPOINT --to DIR", checkpoints.size());
     if (to.empty()) refuse(Exit::usage, "where to? give the folder to write with --to DIR");
-    if (format != "hf") refuse(Exit::usage, "--format={} is not known: hf is", format);
-    if (dtype != "fp32" && dtype != "bf16") refuse(Exit::usage, "--dtype={} must be fp32 or bf16", dtype);
-    if (options.file_bytes < 1) refuse(Exit::usage, "--file-bytes={} must be at least 1", options.file_bytes);
+    if (format != "hf") refuse(Exit::usage, "--format must be hf, not {}", format);
 
     const LoadOptions load{.threads = usable_cpus()};
     const FoundCheckpoint found = open_checkpoint(checkpoints[0], load);
@@ -61,10 +56,9 @@ int export_command(int argc, char** argv) {
     const ParameterTable table(config.model);
     std::vector<float> weights(static_cast<size_t>(table.flat_elems()));
     load_state(found, config.model, whole_state(table, weights.data()), load);
-    options.dtype = dtype == "bf16" ? DType::bf16 : DType::f32;
     options.tokenizer = tokenizer_file(config);
     const int64_t bytes = export_hf(to, config.model, table, weights.data(), options);
-    fmt::print("{}: {} parameters of {}, {} {}\n", to, with_commas(table.count()), found.path, human_bytes(bytes), dtype);
+    fmt::print("{}: {} parameters of {}, {} {}\n", to, with_commas(table.count()), found.path, human_bytes(bytes), name_of(options.dtype));
     return 0;
 }
 

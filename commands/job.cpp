@@ -93,18 +93,14 @@ int Job::run(const std::function<Exit(const Config&, World&)>& body) {
         if (refusal_) throw *refusal_;
         return static_cast<int>(body(parsed_, *world_));
     } catch (const std::exception&) {
-        return leave();
+        fail();
+        return static_cast<int>(world_->cause()->code());
     }
 }
 
 void Job::fail() {
     if (std::exchange(others_know_, true)) return;
     if (world_->fail(caught())) std::fprintf(stderr, "trifold: %s\n", world_->cause()->what());
-}
-
-int Job::leave() {
-    fail();
-    return static_cast<int>(world_->cause()->code());
 }
 
 }  // namespace trifold

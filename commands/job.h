@@ -24,7 +24,6 @@ public:
     void fail();
 
 private:
-    int leave();
     Config parsed_;
     std::optional<Problem> refusal_;
     std::optional<World> world_;

@@ -1,29 +1,27 @@
 // commands/plan.cpp   trifold plan: what a run needs, without running it.
-#include "commands/plan.h"
-
 #include <fmt/format.h>
 
 #include <algorithm>
 #include <cstdio>
 
 #include "base/error.h"
+#include "commands/commands.h"
 #include "commands/inference.h"
 #include "model/options.h"
 #include "model/plan.h"
 
 namespace trifold {
 
-int plan_command(int argc, char** argv) {
+int plan_command(const Words& args) {
     bool json = false, schedule = false;
     std::string gpu;
     int64_t ranks = 0;
     ParseContext context;
     context.read_model = read_model_of;
-    context.flags = {{"ranks", "N", "ranks of the planned run [tp * pp * cp]", &ranks},
+    context.flags = {{"ranks", "N", "ranks of the planned run [tp * pp * cp]", &ranks, {.min = 0, .max = 1 << 24}},
                      {"gpu", "NAME", "whether it fits one: a100, h100, h200, b200, l40s", &gpu},
                      {"schedule", "", "print the pipeline's schedule alone, every action, one line per stage", &schedule},
                      {"json", "", "print one JSON object and nothing else", &json}};
-    const std::vector<std::string> args(argv + 1, argv + argc);
     if (wants_help(args)) {
         fmt::print(
             "trifold plan: parameters, operations, memory and checkpoint size of a run, without running it.\n\n{}",
@@ -33,7 +31,6 @@ int plan_command(int argc, char** argv) {
     Config config = parse_config(args, context);
     const GpuSheet* sheet = gpu.empty() ? nullptr : &find_gpu(gpu);
     if (ranks == 0) ranks = config.mesh.tp * config.mesh.pp * config.mesh.cp * std::max<int64_t>(1, config.mesh.dp);
-    if (ranks < 0 || ranks > 1 << 24) throw Problem(Exit::usage, fmt::format("--ranks={} must be from 1 to {}", ranks, 1 << 24));
     resolve(config, static_cast<int>(ranks));
     const Plan plan = make_plan(config);
     if (schedule && !json) {

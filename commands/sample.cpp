@@ -1,9 +1,8 @@
 // commands/sample.cpp   trifold sample: a prompt, then tokens one by one from the KV cache.
-#include <fmt/format.h>
-
 #include <cstdio>
 #include <optional>
 
+#include "base/refuse.h"
 #include "commands/commands.h"
 #include "commands/inference.h"
 #include "data/tokenizer.h"
@@ -20,18 +19,11 @@ struct SampleFlags {
 
     std::vector<CommandFlag> list() {
         return {{"prompt", "TEXT", "what the text begins with [a line break]", &prompt},
-                {"tokens", "N", "tokens to generate [200]", &tokens},
-                {"temperature", "X", "1 samples the model's distribution, 0 always takes the likeliest token [1]", &sampling.temperature},
-                {"top-k", "N", "only the N likeliest tokens [0: all]", &sampling.top_k},
-                {"top-p", "X", "only the likeliest tokens that together have probability X [1: all]", &sampling.top_p},
+                {"tokens", "N", "tokens to generate [200]", &tokens, {.min = 0}},
+                {"temperature", "X", "1 samples the model's distribution, 0 always takes the likeliest token [1]", &sampling.temperature, {.min = 0}},
+                {"top-k", "N", "only the N likeliest tokens [0: all]", &sampling.top_k, {.min = 0}},
+                {"top-p", "X", "only the likeliest tokens that together have probability X [1: all]", &sampling.top_p, {.min = 0, .max = 1, .min_excluded = true}},
                 {"seed", "N", "the same seed gives the same text [1234]", &seed}};
-    }
-    void check() const {
-        const auto refuse = [](const std::string& s) { throw Problem(Exit::usage, s); };
-        if (tokens < 0) refuse(fmt::format("--tokens={}: must be at least 0", tokens));
-        if (!(sampling.temperature >= 0)) refuse(fmt::format("--temperature={}: must be at least 0", sampling.temperature));
-        if (sampling.top_k < 0) refuse(fmt::format("--top-k={}: must be at least 0", sampling.top_k));
-        if (!(sampling.top_p > 0 && sampling.top_p <= 1)) refuse(fmt::format("--top-p={}: must be above 0 and at most 1", sampling.top_p));
     }
 };
 
@@ -73,8 +65,7 @@ void generate(Generator& generator, Stream& compute, const Tokenizer& tokenizer,
 
 }  // namespace
 
-int sample_command(int argc, char** argv) {
-    const std::vector<std::string> args(argv + 1, argv + argc);
+int sample_command(const Words& args) {
     SampleFlags flags;
     if (wants_help(args)) {
         std::string unused;
@@ -85,12 +76,11 @@ int sample_command(int argc, char** argv) {
     }
     const Inference options = inference_options(args, flags.list());
     const Config& config = options.config;
-    flags.check();
     flags.sampling.seed = static_cast<uint64_t>(flags.seed);
     const Tokenizer tokenizer = Tokenizer::load(config.data.tokenizer);
     if (tokenizer.vocab_size() > config.model.vocab)
-        throw Problem(Exit::usage, fmt::format("tokenizer {} has {} ids, but the model has a vocabulary of {}: give the model's own with --data.tokenizer=FILE",
-                                               tokenizer.name(), tokenizer.vocab_size(), config.model.vocab));
+        refuse(Exit::usage, "tokenizer {} has {} ids, but the model has a vocabulary of {}: give the model's own with --data.tokenizer=FILE",
+               tokenizer.name(), tokenizer.vocab_size(), config.model.vocab);
     std::optional<Generator> generator;
     constexpr int64_t prompt_chunk = 256;
     InferenceModel model(options, [&](const ParameterTable& table, const Tensor& weight, Arena& arena) {

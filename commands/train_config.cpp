@@ -1,9 +1,9 @@
 #include "commands/train_config.h"
 
-#include <fmt/format.h>
 #include <fmt/ranges.h>
 #include <omp.h>
 
+#include "base/refuse.h"
 #include "kernels/cuda/runtime.h"
 #include "model/options.h"
 #include "model/trainer.h"
@@ -19,8 +19,8 @@ void check_same_options(const Config& config, World& world) {
     own.launch = {};
     const std::string json = to_json(own), json_of_rank_0 = world.from_rank_0(json);
     if (json != json_of_rank_0)
-        throw Problem(Exit::usage, fmt::format("rank 0 and rank {} do not have the same options ({}): start all ranks with the same command, on the same files",
-                                               world.rank(), fmt::join(differences(config_from_json(json_of_rank_0, "rank 0"), own), "; ")));
+        refuse(Exit::usage, "rank 0 and rank {} do not have the same options ({}): start all ranks with the same command, on the same files",
+               world.rank(), fmt::join(differences(config_from_json(json_of_rank_0, "rank 0"), own), "; "));
     world.barrier("the options");
 }
 

@@ -1,18 +1,11 @@
 // model/options.cpp   Flags, the order of precedence, and --help.
 #include "model/options.h"
 
-#include <fmt/format.h>
-
 #include <algorithm>
 #include <cctype>
-#include <cerrno>
-#include <cstring>
-#include <filesystem>
-#include <fstream>
 #include <optional>
-#include <sstream>
 
-#include "base/error.h"
+#include "base/file.h"
 #include "base/text.h"
 #include "model/options_json.h"
 #include "model/presets.h"
@@ -20,21 +13,7 @@
 namespace trifold {
 namespace {
 
-[[noreturn]] void refuse(const std::string& sentence) { throw Problem(Exit::usage, sentence); }
-
-std::string read_file(const std::string& path) {
-    std::error_code ignored;
-    if (std::filesystem::is_directory(path, ignored))
-        refuse(fmt::format("the configuration file {} is a folder: name a JSON file", path));
-    std::ifstream file(path, std::ios::binary);
-    std::ostringstream text;
-    if (file) text << file.rdbuf();
-    if (!file || file.bad())
-        refuse(fmt::format("cannot read the configuration file {}: {}", path, std::strerror(errno)));
-    return text.str();
-}
-
-// Splits the arguments into config files, option values, and what belongs to the command alone.
+// Splits the arguments into values of options and what belongs to the command alone.
 class FlagReader {
 public:
     FlagReader(const std::vector<std::string>& args, const ParseContext& context) : args_(args), context_(context) {}
@@ -45,17 +24,16 @@ public:
             if (arg.starts_with("--") && arg.size() > 2) {
                 read_flag(arg.substr(2));
             } else if (arg.starts_with("-") && arg.size() > 1) {
-                refuse(fmt::format("unknown option {}: options are --name=value (--help lists them)", arg));
+                refuse(Exit::usage, "unknown option {}: options are --name=value (--help lists them)", arg);
             } else if (context_.positional) {
                 context_.positional->push_back(arg);
             } else {
-                refuse(fmt::format("unexpected argument \"{}\": options are --name=value (--help lists them)", arg));
+                refuse(Exit::usage, "unexpected argument \"{}\": options are --name=value (--help lists them)", arg);
             }
         }
     }
 
-    std::vector<std::string> files;       // --config, in order
-    std::vector<Assignment> assignments;  // flags that are options, in order
+    std::vector<Assignment> of_files, of_flags;  // each in order
 
 private:
     void read_flag(const std::string& text) {
@@ -64,13 +42,14 @@ private:
         inline_value_.reset();
         if (equals != std::string::npos) inline_value_ = text.substr(equals + 1);
         if (name_ == "config") {
-            files.push_back(value());
+            const std::string file = value();
+            for (Assignment& a : read_options(read_text(file, Exit::usage, "configuration file"), file)) of_files.push_back(std::move(a));
         } else if (const CommandFlag* flag = find_command_flag()) {
-            std::visit([&](auto* to) { read_into(*to); }, flag->into);
+            assign(*flag, std::holds_alternative<bool*>(flag->into) ? switch_value() : value());
         } else if (const Option* option = find_option(name_ == "inject" ? "debug.inject" : name_)) {
             const bool boolean = std::holds_alternative<Getter<bool>>(option->field);
             const std::string subject = "--" + name_;
-            assignments.push_back(
+            of_flags.push_back(
                 {option, from_flag_text(*option, boolean ? switch_value() : value(), subject), subject, "flag"});
         } else {
             refuse_unknown();
@@ -86,7 +65,7 @@ private:
     std::string value() {
         if (inline_value_) return *inline_value_;
         if (at_ + 1 == args_.size() || args_[at_ + 1].starts_with("--"))
-            refuse(fmt::format("--{0} needs a value: --{0}=...", name_));
+            refuse(Exit::usage, "--{0} needs a value: --{0}=...", name_);
         return args_[++at_];
     }
     // A switch alone means on; it takes the next argument only when that is plainly its value.
@@ -97,38 +76,17 @@ private:
         return is_value ? args_[++at_] : "on";
     }
 
-    void read_into(bool& to) {
-        const std::string text = switch_value();
-        if (text != "on" && text != "true" && text != "off" && text != "false")
-            refuse(fmt::format("--{} is on or off, not \"{}\"", name_, text));
-        to = text == "on" || text == "true";
-    }
-    void read_into(int64_t& to) {
-        const std::string text = value();
-        const Json number = number_or_text(text);
-        if (!number.is_number_integer()) refuse(fmt::format("--{} must be an integer, not \"{}\"", name_, text));
-        to = number.get<int64_t>();
-    }
-    void read_into(double& to) {
-        const std::string text = value();
-        const Json number = number_or_text(text);
-        if (!number.is_number()) refuse(fmt::format("--{} must be a number, not \"{}\"", name_, text));
-        to = number.get<double>();
-    }
-    void read_into(std::string& to) { to = value(); }
-
     [[noreturn]] void refuse_unknown() const {
         const std::string later = not_available_yet(name_);
-        if (!later.empty()) refuse("--" + later);
+        if (!later.empty()) refuse(Exit::usage, "--{}", later);
         std::vector<std::string> candidates = option_names(), inside;
         for (const std::string& name : candidates)
             if (name.starts_with(name_ + ".")) inside.push_back("--" + name);
-        if (!inside.empty()) refuse(fmt::format("--{} is a group of options: {}", name_, join_words(inside)));
+        if (!inside.empty()) refuse(Exit::usage, "--{} is a group of options: {}", name_, join_words(inside));
         candidates.push_back("config");
         candidates.push_back("help");
         for (const CommandFlag& flag : context_.flags) candidates.push_back(flag.name);
-        refuse(fmt::format("unknown option --{}: {}", name_,
-                           suggestion(name_, candidates, "--", "--help lists all options")));
+        refuse(Exit::usage, "unknown option --{}: {}", name_, suggestion(name_, candidates, "--", "--help lists all options"));
     }
 
     const std::vector<std::string>& args_;
@@ -158,10 +116,8 @@ std::string last_text(const std::vector<Assignment>& assignments, std::string_vi
 Config parse_config(const std::vector<std::string>& args, const ParseContext& context) {
     FlagReader flags(args, context);
     flags.read_all();
-    std::vector<Assignment> assignments;
-    for (const std::string& file : flags.files)
-        for (Assignment& a : read_options(read_file(file), file)) assignments.push_back(std::move(a));
-    for (Assignment& a : flags.assignments) assignments.push_back(std::move(a));
+    std::vector<Assignment> assignments = std::move(flags.of_files);
+    for (Assignment& a : flags.of_flags) assignments.push_back(std::move(a));
 
     Config config = context.base;
     for (const Option& o : option_table()) config.origin.try_emplace(std::string(o.name), "default");
@@ -172,15 +128,20 @@ Config parse_config(const std::vector<std::string>& args, const ParseContext& co
     return config;
 }
 
-Config parse_config(const std::vector<std::string>& args) { return parse_config(args, ParseContext()); }
-
-bool wants_help(const std::vector<std::string>& args) {
-    for (const std::string& arg : args)
-        if (arg == "--help" || arg == "-h") return true;
-    return false;
+std::vector<std::string> parse_flags(const std::vector<std::string>& args, const std::vector<CommandFlag>& flags, const std::string& no_options) {
+    std::vector<std::string> rest;
+    ParseContext context;
+    context.flags = flags;
+    context.positional = &rest;
+    const Config given = parse_config(args, context);
+    for (const auto& [name, origin] : given.origin)
+        if (origin != "default") refuse(Exit::usage, "{}; leave out {} ({})", no_options, name, origin);
+    return rest;
 }
 
-// ---------------------------------------------------------------- --help
+bool wants_help(const std::vector<std::string>& args) {
+    return std::ranges::any_of(args, [](const std::string& arg) { return arg == "--help" || arg == "-h"; });
+}
 
 namespace {
 
@@ -218,10 +179,14 @@ std::string help_of(const Option& option) {
 
 }  // namespace
 
-std::string help_text(const std::vector<CommandFlag>& flags) {
+std::string flags_text(const std::vector<CommandFlag>& flags) {
     std::string text;
-    for (const CommandFlag& f : flags)
-        text += help_line("--" + f.name + (f.value.empty() ? "" : " " + f.value), f.help);
+    for (const CommandFlag& f : flags) text += help_line("--" + f.name + (f.value.empty() ? "" : " " + f.value), f.help);
+    return text;
+}
+
+std::string help_text(const std::vector<CommandFlag>& flags) {
+    std::string text = flags_text(flags);
     if (!flags.empty()) text += "\n";
     text +=
         help_line("--config FILE", "JSON file of options; may be given again, later ones win, flags win over files");

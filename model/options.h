@@ -19,21 +19,27 @@
 #include <variant>
 #include <vector>
 
-#include "model/config.h"
+#include "model/options_table.h"
 
 namespace trifold {
 
 // A flag of one command, such as `--prompt TEXT`, that is not part of the configuration.
 struct CommandFlag {
     std::string name;   // "prompt", typed as --prompt
-    std::string value;  // what --help calls its value ("TEXT"); empty for a switch
+    std::string value;  // what --help calls its value ("TEXT"); empty for a switch; of a choice its names, "llmc|megatron"
     std::string help;
-    std::variant<bool*, int64_t*, double*, std::string*> into;
+    std::variant<bool*, int64_t*, double*, std::string*, uint8_t*> into;
+    Range range = {};
 };
+// For a flag that chooses a value of an enumeration.
+template <class Choice>
+uint8_t* choice_of(Choice& choice) {
+    return reinterpret_cast<uint8_t*>(&choice);
+}
 
 struct ParseContext {
     // Lies below everything else; `eval` and `sample` start from the configuration of a checkpoint.
-    Config base = {};
+    Config base;
     // Reads the model of `init.from`, a Hugging Face folder or a checkpoint. Empty: init.from changes no model option.
     std::function<ModelConfig(const std::string& path)> read_model = {};
     std::vector<CommandFlag> flags = {};
@@ -42,8 +48,9 @@ struct ParseContext {
 };
 
 // `args` are the arguments after the name of the command. The result is not resolved yet.
-Config parse_config(const std::vector<std::string>& args, const ParseContext& context);
-Config parse_config(const std::vector<std::string>& args);
+Config parse_config(const std::vector<std::string>& args, const ParseContext& context = {});
+// For a command without a configuration: reads its flags, and returns what is not a flag. Options are refused because of `no_options`.
+std::vector<std::string> parse_flags(const std::vector<std::string>& args, const std::vector<CommandFlag>& flags, const std::string& no_options);
 // True when the arguments ask for --help (or -h); commands then print help_text and parse nothing.
 bool wants_help(const std::vector<std::string>& args);
 
@@ -56,15 +63,13 @@ std::string to_json(const Config& config, Origins origins = Origins::without);
 // `origin` names the source in errors and in Config::origin, such as a path.
 Config config_from_json(const std::string& json, const std::string& origin);
 
-// The model section alone, and what keeps weights of one model from being weights of the other: one entry
-// "model.layers: 12 and 24" per option. Both must be resolved. Names, initial values, and the longest sequence under
-// rotary positions do not count.
-std::string model_json(const ModelConfig& model);
-std::vector<std::string> differences(const ModelConfig& a, const ModelConfig& b);
-// The same for all options.
+// One entry "model.layers: 12 and 24" per option that differs. Of models: what keeps weights of one from being weights of the other, so
+// names, initial values, and the longest sequence under rotary positions do not count. Both must be resolved.
 std::vector<std::string> differences(const Config& a, const Config& b);
+std::vector<std::string> differences(const ModelConfig& a, const ModelConfig& b);
 
-// All options by section with defaults and units, after the command's own flags.
+// A line for each flag of a command; and for all options, by section, with defaults and units, after these.
+std::string flags_text(const std::vector<CommandFlag>& flags);
 std::string help_text(const std::vector<CommandFlag>& flags = {});
 // A few lines for the start of a run.
 std::string describe(const Config& config);

@@ -1,68 +1,19 @@
 // model/options_json.cpp   Option values as JSON: reading with line and column, type and range checks, writing.
 #include "model/options_json.h"
 
-#include <fmt/format.h>
-
 #include <algorithm>
 #include <charconv>
 #include <cmath>
-#include <set>
 #include <sstream>
 
-#include "base/error.h"
+#include "base/json.h"
 #include "base/text.h"
 #include "model/options.h"
 
 namespace trifold {
 namespace {
 
-[[noreturn]] void refuse(const std::string& sentence) { throw Problem(Exit::usage, sentence); }
-
-// Notices keys that appear twice in one object; the library would keep one of them silently.
-class DuplicateKeys {
-public:
-    explicit DuplicateKeys(const std::string& where) : where_(where) {}
-
-    void see(Json::parse_event_t event, const Json& parsed) {
-        using Event = Json::parse_event_t;
-        if (event == Event::object_start) open_.push_back({path_, {}});
-        if (event == Event::object_end) {
-            path_ = open_.back().path;
-            open_.pop_back();
-        }
-        if (event == Event::key) {
-            const std::string key = parsed.get<std::string>();
-            path_ = open_.back().path.empty() ? key : open_.back().path + "." + key;
-            if (!open_.back().keys.insert(key).second)
-                refuse(fmt::format("{}: the key {} appears twice; keep one", where_, path_));
-        }
-    }
-
-private:
-    struct Object {
-        std::string path;
-        std::set<std::string> keys;
-    };
-    const std::string& where_;
-    std::string path_;
-    std::vector<Object> open_;
-};
-
-std::string line_and_column(const std::string& text, size_t byte) {
-    const size_t at = std::min(byte > 0 ? byte - 1 : 0, text.size());
-    const auto line = 1 + std::count(text.begin(), text.begin() + static_cast<std::ptrdiff_t>(at), '\n');
-    const size_t newline = at == 0 ? std::string::npos : text.rfind('\n', at - 1);
-    return fmt::format("line {}, column {}", line, newline == std::string::npos ? at + 1 : at - newline);
-}
-
-// The library's message without its own name, error number and position.
-std::string reason_of(const std::string& message) {
-    const size_t syntax = message.find("syntax error");
-    const size_t bracket = message.find("] ");
-    return syntax != std::string::npos    ? message.substr(syntax)
-           : bracket != std::string::npos ? message.substr(bracket + 2)
-                                          : message;
-}
+Json parse_options(const std::string& text, const std::string& where) { return parse_json<Json>(text, where, {.comments = true}); }
 
 // The keys directly inside `prefix`: of "" the sections, of "model." layers, hidden, ...
 std::vector<std::string> keys_inside(const std::string& prefix) {
@@ -77,15 +28,15 @@ std::vector<std::string> keys_inside(const std::string& prefix) {
 
 [[noreturn]] void refuse_key(const std::string& name, const std::string& prefix, const std::string& where) {
     const std::string later = not_available_yet(name);
-    if (!later.empty()) refuse(fmt::format("{}: {}", where, later));
+    if (!later.empty()) refuse(Exit::usage, "{}: {}", where, later);
     if (name.find('.', prefix.size()) != std::string::npos)
-        refuse(fmt::format("{}: unknown key {}: sections nest, as in {{\"optim\": {{\"lr\": 3e-4}}}}", where, name));
+        refuse(Exit::usage, "{}: unknown key {}: sections nest, as in {{\"optim\": {{\"lr\": 3e-4}}}}", where, name);
     std::vector<std::string> candidates = option_names();
     for (const std::string& key : keys_inside(prefix))
         if (!find_option(prefix + key)) candidates.push_back(prefix + key);  // sections
     const std::string section = prefix.empty() ? "the sections" : "the keys of " + prefix.substr(0, prefix.size() - 1);
     const std::string all = fmt::format("{} are {}", section, join_words(keys_inside(prefix)));
-    refuse(fmt::format("{}: unknown key {}: {}", where, name, suggestion(name, candidates, "", all)));
+    refuse(Exit::usage, "{}: unknown key {}: {}", where, name, suggestion(name, candidates, "", all));
 }
 
 // A resolved config.json says where its values came from. What nobody gave is not given by reading the file again either, else
@@ -106,8 +57,8 @@ void collect(const Json& object, const std::string& prefix, const std::string& w
         } else if (dotted || keys_inside(name + ".").empty()) {
             refuse_key(name, prefix, where);
         } else if (!value.is_object()) {
-            refuse(fmt::format("{} in {} must be an object with keys such as {}, not {}", name, where,
-                               keys_inside(name + ".")[0], value.dump()));
+            refuse(Exit::usage, "{} in {} must be an object with keys such as {}, not {}", name, where,
+                   keys_inside(name + ".")[0], value.dump());
         } else {
             collect(value, name + ".", where, origins, out);
         }
@@ -116,34 +67,25 @@ void collect(const Json& object, const std::string& prefix, const std::string& w
 
 // One converter per type of option: a checked JSON value in, the stored value out.
 struct Reader {
-    const Option& option;
+    const Details& details;
     const std::string& subject;
     const Json& value;
 
     [[noreturn]] void wrong(const std::string& needed) const {
-        refuse(
-            fmt::format("{} {}, not {}", subject, needed, value.dump(-1, ' ', false, Json::error_handler_t::replace)));
+        refuse(Exit::usage, "{} {}, not {}", subject, needed, value.dump(-1, ' ', false, Json::error_handler_t::replace));
     }
     void check_range(double x) const {
-        const Range& range = option.details.range;
-        if (!range.contains(x)) wrong(describe_range(range));
+        if (!details.range.contains(x)) wrong(describe_range(details.range));
     }
 
     void into(int64_t& to) const {
-        const double most_exact = 9007199254740992.0;  // 2^53: every whole number up to here is a double
-        if (value.is_number_float() && std::floor(value.get<double>()) == value.get<double>() &&
-            std::abs(value.get<double>()) <= most_exact) {
-            check_range(value.get<double>());  // 1e6
-            to = static_cast<int64_t>(value.get<double>());
-        } else if (value.is_number_integer()) {
-            check_range(value.is_number_unsigned() ? static_cast<double>(value.get<uint64_t>())
-                                                   : static_cast<double>(value.get<int64_t>()));
-            if (value.is_number_unsigned() && value.get<uint64_t>() > uint64_t{INT64_MAX})
-                wrong("must be an integer of 64 bits");
-            to = value.get<int64_t>();
-        } else {
-            wrong("must be an integer");
-        }
+        constexpr double most_exact = 9007199254740992.0;  // 2^53: every whole number up to here is a double
+        const double number = value.is_number() ? value.get<double>() : 0;
+        const bool whole = value.is_number_float() && std::floor(number) == number && std::abs(number) <= most_exact;  // 1e6
+        if (!whole && !value.is_number_integer()) wrong("must be an integer");
+        check_range(number);
+        if (value.is_number_unsigned() && value.get<uint64_t>() > uint64_t{INT64_MAX}) wrong("must be an integer of 64 bits");
+        to = value.get<int64_t>();
     }
     void into(uint64_t& to) const {
         if (value.is_number_unsigned()) {
@@ -161,18 +103,12 @@ struct Reader {
         to = value.get<double>();
     }
     void into(bool& to) const {
-        if (value.is_boolean()) {
-            to = value.get<bool>();
-        } else if (value == "on" || value == "true") {
-            to = true;
-        } else if (value == "off" || value == "false") {
-            to = false;
-        } else {
-            wrong("must be on or off (true or false)");
-        }
+        const bool on = value == true || value == "on" || value == "true";
+        if (!on && value != false && value != "off" && value != "false") wrong("must be on or off (true or false)");
+        to = on;
     }
     void into(uint8_t& to) const {
-        const std::vector<std::string> names = choices_of(option);
+        const std::vector<std::string> names = choices_of(details);
         const auto found =
             value.is_string() ? std::find(names.begin(), names.end(), value.get<std::string>()) : names.end();
         if (found == names.end()) wrong("must be one of " + join_words(names, " or "));
@@ -193,7 +129,7 @@ struct Reader {
     void into(std::vector<int64_t>& to) const {
         std::vector<int64_t> numbers;
         Json list = value.is_number() ? Json::array({value}) : value;
-        if (value == option.details.derived) {
+        if (value == details.derived) {
             list = Json::array();
         } else if (value.is_string()) {
             list = Json::array();
@@ -201,7 +137,7 @@ struct Reader {
             for (std::string part; std::getline(parts, part, ',');) list.push_back(number_or_text(part));
         }
         if (!list.is_array()) wrong("must be a list of integers, such as 12,13,12");
-        for (const Json& entry : list) Reader{option, "an entry of " + subject, entry}.into(numbers.emplace_back());
+        for (const Json& entry : list) Reader{details, "an entry of " + subject, entry}.into(numbers.emplace_back());
         to = std::move(numbers);
     }
 
@@ -235,17 +171,16 @@ private:
     }
     DataSource source(const Json& entry) const {
         DataSource s;
-        if (entry.is_string()) {
-            Reader{option, subject, entry}.into(s.path);
-        } else if (entry.is_object()) {
-            for (const auto& [key, field] : entry.items()) {
-                if (key != "path" && key != "weight")
-                    refuse(fmt::format("{}: unknown key {}: a source has path and weight", subject, key));
-                if (key == "path") Reader{option, "path of " + subject, field}.into(s.path);
-                if (key == "weight") Reader{option, "weight of " + subject, field}.into(s.weight);
-            }
-        } else {
-            wrong("must be a path, or a list of paths and {\"path\": ..., \"weight\": ...}");
+        if (!entry.is_string() && !entry.is_object()) wrong("must be a path, or a list of paths and {\"path\": ..., \"weight\": ...}");
+        const Json fields = entry.is_object() ? entry : Json{{"path", entry}};
+        for (const auto& [key, field] : fields.items()) {
+            const std::string part = entry.is_object() ? key + " of " + subject : subject;
+            if (key == "path")
+                Reader{details, part, field}.into(s.path);
+            else if (key == "weight")
+                Reader{details, part, field}.into(s.weight);
+            else
+                refuse(Exit::usage, "{}: unknown key {}: a source has path and weight", subject, key);
         }
         if (s.path.empty()) wrong("must not have an empty path");
         if (s.weight <= 0) wrong("must have weights above 0");
@@ -255,32 +190,10 @@ private:
 
 }  // namespace
 
-std::string suggestion(const std::string& word, const std::vector<std::string>& candidates, const std::string& prefix,
-                       const std::string& otherwise) {
-    std::vector<std::string> near = near_misses(word, candidates);
-    for (std::string& name : near) name = prefix + name;
-    return near.empty() ? otherwise : "did you mean " + join_words(near, " or ") + "?";
-}
-
-Json parse_json(const std::string& text, const std::string& where) {
-    DuplicateKeys duplicates(where);
-    const auto see = [&](int, Json::parse_event_t event, Json& parsed) {
-        duplicates.see(event, parsed);
-        return true;
-    };
-    try {
-        return Json::parse(text, see, /*allow_exceptions=*/true, /*ignore_comments=*/true);
-    } catch (const Json::parse_error& e) {
-        refuse(fmt::format("{}, {}: {}", where, line_and_column(text, e.byte), reason_of(e.what())));
-    } catch (const Json::exception& e) {
-        refuse(fmt::format("{}: {}", where, reason_of(e.what())));
-    }
-}
-
 std::vector<Assignment> read_options(const std::string& text, const std::string& where) {
-    const Json object = parse_json(text, where);
+    const Json object = parse_options(text, where);
     if (!object.is_object())
-        refuse(fmt::format("{} must hold one JSON object, as in {{\"optim\": {{\"lr\": 3e-4}}}}", where));
+        refuse(Exit::usage, "{} must hold one JSON object, as in {{\"optim\": {{\"lr\": 3e-4}}}}", where);
     std::vector<Assignment> assignments;
     collect(object, "", where, object.value("origin", Json::object()), assignments);
     return assignments;
@@ -304,13 +217,22 @@ Json from_flag_text(const Option& option, const std::string& text, const std::st
     if (number) return number_or_text(text);
     const bool list = text.starts_with("[") && (std::holds_alternative<Getter<std::vector<DataSource>>>(option.field) ||
                                                 std::holds_alternative<Getter<std::vector<int64_t>>>(option.field));
-    return list ? parse_json(text, subject) : Json(text);
+    return list ? parse_options(text, subject) : Json(text);
 }
 
 void assign(Config& config, const Assignment& a) {
-    const Reader reader{*a.option, a.subject, a.value};
+    const Reader reader{a.option->details, a.subject, a.value};
     std::visit([&](auto getter) { reader.into(getter(config)); }, a.option->field);
     config.origin[std::string(a.option->name)] = a.origin;
+}
+
+void assign(const CommandFlag& flag, const std::string& text) {
+    const Details details{.range = flag.range, .choices = flag.value};
+    const std::string subject = "--" + flag.name;
+    const bool number = std::holds_alternative<int64_t*>(flag.into) || std::holds_alternative<double*>(flag.into);
+    const Json value = number ? number_or_text(text) : Json(text);
+    if (std::string* const* to = std::get_if<std::string*>(&flag.into)) return void(**to = text);  // any bytes: it may be a path
+    std::visit([&](auto* to) { Reader{details, subject, value}.into(*to); }, flag.into);
 }
 
 Json value_of(const Option& option, const Config& config) {
@@ -319,7 +241,7 @@ Json value_of(const Option& option, const Config& config) {
             const auto& value = value_at(getter, config);
             using T = std::decay_t<decltype(value)>;
             if constexpr (std::is_same_v<T, uint8_t>) {
-                return choices_of(option)[value];
+                return choices_of(option.details)[value];
             } else if constexpr (std::is_same_v<T, std::vector<DataSource>>) {
                 Json list = Json::array();
                 for (const DataSource& s : value) list.push_back({{"path", s.path}, {"weight", s.weight}});
@@ -362,32 +284,21 @@ Config config_from_json(const std::string& json, const std::string& origin) {
     return config;
 }
 
-std::string model_json(const ModelConfig& model) {
-    Config config;
-    config.model = model;
-    return Json::parse(to_json(config))["model"].dump(2);
+std::vector<std::string> differences(const Config& a, const Config& b) {
+    std::vector<std::string> found;
+    for (const Option& o : option_table())
+        if (value_of(o, a) != value_of(o, b)) found.push_back(fmt::format("{}: {} and {}", o.name, text_of(o, a), text_of(o, b)));
+    return found;
 }
 
 std::vector<std::string> differences(const ModelConfig& a, const ModelConfig& b) {
     Config left, right;
     left.model = a;
     right.model = b;
-    const bool rotary = a.position == Position::rope && b.position == Position::rope;
-    std::vector<std::string> found;
-    for (const Option& o : option_table()) {
-        const bool ignored =
-            o.name == "model.preset" || o.name == "model.init_std" || (o.name == "model.max_seq" && rotary);
-        if (o.section() != "model" || ignored || value_of(o, left) == value_of(o, right)) continue;
-        found.push_back(fmt::format("{}: {} and {}", o.name, text_of(o, left), text_of(o, right)));
-    }
-    return found;
-}
-
-std::vector<std::string> differences(const Config& a, const Config& b) {
-    std::vector<std::string> found;
-    for (const Option& o : option_table())
-        if (value_of(o, a) != value_of(o, b)) found.push_back(fmt::format("{}: {} and {}", o.name, text_of(o, a), text_of(o, b)));
-    return found;
+    right.model.preset = a.preset;
+    right.model.init_std = a.init_std;
+    if (a.position == Position::rope && b.position == Position::rope) right.model.max_seq = a.max_seq;
+    return differences(left, right);
 }
 
 }  // namespace trifold

@@ -1,14 +1,15 @@
 // model/options_json.h   Option values as JSON: reading, type checks, writing. Only .cpp files include this.
 #pragma once
-#include <nlohmann/json.hpp>
 #include <string>
 #include <vector>
 
+#include "base/json.h"
+#include "model/options.h"
 #include "model/options_table.h"
 
 namespace trifold {
 
-using Json = nlohmann::ordered_json;  // keeps the order of the table
+using Json = OrderedJson;  // keeps the order of the table
 
 // One value that a file or a flag gives to an option.
 struct Assignment {
@@ -18,8 +19,6 @@ struct Assignment {
     std::string origin;   // for Config::origin: "flag", or the path
 };
 
-// Parses text; syntax errors have line and column, and duplicate keys are refused. `where` names the text.
-Json parse_json(const std::string& text, const std::string& where);
 // The assignments of a nested object of options; unknown keys are refused with a suggestion.
 std::vector<Assignment> read_options(const std::string& text, const std::string& where);
 
@@ -30,13 +29,10 @@ Json number_or_text(const std::string& text);
 
 // Checks type, range and choices, stores the value and its origin.
 void assign(Config& config, const Assignment& assignment);
+void assign(const CommandFlag& flag, const std::string& text);
 Json value_of(const Option& option, const Config& config);
 
 // value_of as people type it: on, adamw, 0.0006
 std::string text_of(const Option& option, const Config& config);
-
-// " did you mean A or B?" after a colon, or `otherwise`.
-std::string suggestion(const std::string& word, const std::vector<std::string>& candidates, const std::string& prefix,
-                       const std::string& otherwise);
 
 }  // namespace trifold

@@ -8,6 +8,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <ranges>
 #include <type_traits>
 
 namespace trifold {
@@ -174,14 +175,9 @@ std::vector<std::string> option_names() {
     return names;
 }
 
-std::vector<std::string> choices_of(const Option& option) {
+std::vector<std::string> choices_of(const Details& details) {
     std::vector<std::string> names;
-    std::string_view rest = option.details.choices;
-    while (!rest.empty()) {
-        const size_t bar = std::min(rest.find('|'), rest.size());
-        names.emplace_back(rest.substr(0, bar));
-        rest.remove_prefix(std::min(bar + 1, rest.size()));
-    }
+    for (const auto name : std::views::split(details.choices, '|')) names.emplace_back(name.begin(), name.end());
     return names;
 }
 

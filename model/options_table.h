@@ -46,7 +46,7 @@ struct Option {
 std::span<const Option> option_table();
 const Option* find_option(std::string_view name);
 std::vector<std::string> option_names();
-std::vector<std::string> choices_of(const Option& option);
+std::vector<std::string> choices_of(const Details& details);
 
 // True when the option has the value that means "not given": the default, where the option's own range excludes it.
 bool is_unset(const Option& option, const Config& config);

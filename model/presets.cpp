@@ -7,126 +7,107 @@
 namespace trifold {
 namespace {
 
+using Kind = void (*)(ModelConfig&);
+
+void gpt2(ModelConfig&) {}
+
 // Llama: RMSNorm, rotary positions, SwiGLU, no biases, a head of its own.
-ModelConfig llama(ModelConfig sizes) {
-    sizes.norm = NormKind::rmsnorm;
-    sizes.position = Position::rope;
-    sizes.activation = ActivationKind::swiglu;
-    sizes.bias = Bias::none;
-    sizes.tied = false;
-    return sizes;
+void llama(ModelConfig& m) {
+    m.norm = NormKind::rmsnorm;
+    m.position = Position::rope;
+    m.activation = ActivationKind::swiglu;
+    m.bias = Bias::none;
+    m.tied = false;
 }
 
-ModelConfig llama3(ModelConfig sizes) {
-    sizes.kv_heads = 8;
-    sizes.vocab = 128256;
-    sizes.max_seq = 8192;
-    sizes.rope_base = 500000;
-    return llama(sizes);
+void llama3(ModelConfig& m) {
+    llama(m);
+    m.rope_base = 500000;
 }
 
 // Qwen2: Llama with biases on query, key and value.
-ModelConfig qwen2(ModelConfig sizes) {
-    sizes = llama(sizes);
-    sizes.bias = Bias::qkv;
-    sizes.norm_eps = 1e-6;
-    sizes.rope_base = 1000000;
-    return sizes;
+void qwen2(ModelConfig& m) {
+    llama(m);
+    m.bias = Bias::qkv;
+    m.norm_eps = 1e-6;
+    m.rope_base = 1000000;
 }
 
-ModelConfig tied(ModelConfig model) {
-    model.tied = true;
-    return model;
+template <Kind kind>
+void tied(ModelConfig& m) {
+    kind(m);
+    m.tied = true;
+}
+
+template <int64_t window>
+void mistral(ModelConfig& m) {
+    llama(m);
+    m.window = window;
 }
 
 // Attention and FFN side by side. The paper gives neither a window nor the kind of positions: full attention, learned.
-ModelConfig megascale(ModelConfig sizes) {
-    sizes.vocab = 64000;
-    sizes.max_seq = 2048;
-    sizes.block = BlockKind::parallel;
-    return sizes;
+void megascale(ModelConfig& m) { m.block = BlockKind::parallel; }
+
+void windowed_megascale(ModelConfig& m) {
+    megascale(m);
+    m.window = 48;
+    m.full_attention_every = 2;
 }
 
-// Sizes for tests: two layers, heads of 64 so that CUDA kernels take them, two query heads per key head, bytes.
-ModelConfig tiny(ModelConfig kind) {
-    kind.layers = 2;
-    kind.hidden = 256;
-    kind.heads = 4;
-    kind.kv_heads = 2;
-    kind.vocab = 257;
-    kind.max_seq = 128;
-    return kind;
-}
+constexpr const char* radford = "GPT-2 (Radford et al. 2019)";
+constexpr const char* brown = "GPT-3 (arXiv 2005.14165), dense attention, GPT-2's vocabulary";
+constexpr const char* mega = "MegaScale (arXiv 2402.15627)";
+constexpr const char* llama3_report = "Llama 3 (arXiv 2407.21783), pre-training at 8192 tokens";
+constexpr const char* qwen = "Qwen2.5 (arXiv 2412.15115)";
+constexpr const char* test = "for tests";  // heads of 64 so that CUDA kernels take them, two query heads per key head, bytes
 
-std::vector<Preset> make_presets() {
-    const char* gpt2 = "GPT-2 (Radford et al. 2019)";
-    const char* gpt3 = "GPT-3 (arXiv 2005.14165), dense attention, GPT-2's vocabulary";
-    const char* mega = "MegaScale (arXiv 2402.15627)";
-    const char* llama3_report = "Llama 3 (arXiv 2407.21783), pre-training at 8192 tokens";
-    const char* qwen = "Qwen2.5 (arXiv 2412.15115)";
-    const char* test = "for tests";
-    return {
-        {"gpt2-124m", gpt2, {.layers = 12, .hidden = 768, .heads = 12, .vocab = 50257, .max_seq = 1024}},
-        {"gpt2-355m", gpt2, {.layers = 24, .hidden = 1024, .heads = 16, .vocab = 50257, .max_seq = 1024}},
-        {"gpt2-774m", gpt2, {.layers = 36, .hidden = 1280, .heads = 20, .vocab = 50257, .max_seq = 1024}},
-        {"gpt2-1558m", gpt2, {.layers = 48, .hidden = 1600, .heads = 25, .vocab = 50257, .max_seq = 1024}},
-        {"gpt3-1.3b", gpt3, {.layers = 24, .hidden = 2048, .heads = 16, .vocab = 50257, .max_seq = 2048}},
-        {"gpt3-13b", gpt3, {.layers = 40, .hidden = 5120, .heads = 40, .vocab = 50257, .max_seq = 2048}},
-        {"gpt3-175b", gpt3, {.layers = 96, .hidden = 12288, .heads = 96, .vocab = 50257, .max_seq = 2048}},
-        {"megascale-175b", mega, megascale({.layers = 96, .hidden = 12288, .heads = 128})},
-        {"megascale-530b", mega, megascale({.layers = 105, .hidden = 20480, .heads = 160})},
-        {"llama2-7b", "Llama 2 (arXiv 2307.09288)",
-         llama({.layers = 32, .hidden = 4096, .heads = 32, .ffn_hidden = 11008, .vocab = 32000, .max_seq = 4096})},
-        {"llama3-8b", llama3_report, llama3({.layers = 32, .hidden = 4096, .heads = 32, .ffn_hidden = 14336})},
-        {"llama3-70b", llama3_report, llama3({.layers = 80, .hidden = 8192, .heads = 64, .ffn_hidden = 28672})},
-        {"llama3-405b", llama3_report, llama3({.layers = 126, .hidden = 16384, .heads = 128, .ffn_hidden = 53248})},
-        {"mistral-7b", "Mistral 7B (arXiv 2310.06825)",
-         llama({.layers = 32,
-                .hidden = 4096,
-                .heads = 32,
-                .kv_heads = 8,
-                .ffn_hidden = 14336,
-                .vocab = 32000,
-                .max_seq = 32768,
-                .window = 4096})},
-        {"qwen2.5-0.5b", qwen,
-         tied(qwen2({.layers = 24,
-                     .hidden = 896,
-                     .heads = 14,
-                     .kv_heads = 2,
-                     .ffn_hidden = 4864,
-                     .vocab = 151936,
-                     .max_seq = 32768}))},
-        {"qwen2.5-7b", qwen,
-         qwen2({.layers = 28,
-                .hidden = 3584,
-                .heads = 28,
-                .kv_heads = 4,
-                .ffn_hidden = 18944,
-                .vocab = 152064,
-                .max_seq = 32768})},
-        {"qwen2.5-32b", qwen,
-         qwen2({.layers = 64,
-                .hidden = 5120,
-                .heads = 40,
-                .kv_heads = 8,
-                .ffn_hidden = 27648,
-                .vocab = 152064,
-                .max_seq = 32768})},
-        {"quickstart", "bytes, two CPU cores, minutes",
-         tied(llama({.layers = 4, .hidden = 192, .heads = 3, .vocab = 257, .max_seq = 256}))},
-        {"tiny-gpt2", test, tiny({})},
-        {"tiny-llama", test, tiny(llama({}))},
-        {"tiny-mistral", test, tiny(llama({.window = 48}))},
-        {"tiny-qwen2", test, tiny(tied(qwen2({})))},
-        {"tiny-megascale", test, tiny({.block = BlockKind::parallel, .window = 48, .full_attention_every = 2})},
-    };
+struct Row {
+    const char *name, *source;
+    Kind kind;
+    int64_t layers, hidden, heads, kv_heads, ffn_hidden, vocab, max_seq;  // 0: derived
+};
+constexpr Row rows[] = {
+    {"gpt2-124m", radford, gpt2, 12, 768, 12, 0, 0, 50257, 1024},
+    {"gpt2-355m", radford, gpt2, 24, 1024, 16, 0, 0, 50257, 1024},
+    {"gpt2-774m", radford, gpt2, 36, 1280, 20, 0, 0, 50257, 1024},
+    {"gpt2-1558m", radford, gpt2, 48, 1600, 25, 0, 0, 50257, 1024},
+    {"gpt3-1.3b", brown, gpt2, 24, 2048, 16, 0, 0, 50257, 2048},
+    {"gpt3-13b", brown, gpt2, 40, 5120, 40, 0, 0, 50257, 2048},
+    {"gpt3-175b", brown, gpt2, 96, 12288, 96, 0, 0, 50257, 2048},
+    {"megascale-175b", mega, megascale, 96, 12288, 128, 0, 0, 64000, 2048},
+    {"megascale-530b", mega, megascale, 105, 20480, 160, 0, 0, 64000, 2048},
+    {"llama2-7b", "Llama 2 (arXiv 2307.09288)", llama, 32, 4096, 32, 0, 11008, 32000, 4096},
+    {"llama3-8b", llama3_report, llama3, 32, 4096, 32, 8, 14336, 128256, 8192},
+    {"llama3-70b", llama3_report, llama3, 80, 8192, 64, 8, 28672, 128256, 8192},
+    {"llama3-405b", llama3_report, llama3, 126, 16384, 128, 8, 53248, 128256, 8192},
+    {"mistral-7b", "Mistral 7B (arXiv 2310.06825)", mistral<4096>, 32, 4096, 32, 8, 14336, 32000, 32768},
+    {"qwen2.5-0.5b", qwen, tied<qwen2>, 24, 896, 14, 2, 4864, 151936, 32768},
+    {"qwen2.5-7b", qwen, qwen2, 28, 3584, 28, 4, 18944, 152064, 32768},
+    {"qwen2.5-32b", qwen, qwen2, 64, 5120, 40, 8, 27648, 152064, 32768},
+    {"quickstart", "bytes, two CPU cores, minutes", tied<llama>, 4, 192, 3, 0, 0, 257, 256},
+    {"tiny-gpt2", test, gpt2, 2, 256, 4, 2, 0, 257, 128},
+    {"tiny-llama", test, llama, 2, 256, 4, 2, 0, 257, 128},
+    {"tiny-mistral", test, mistral<48>, 2, 256, 4, 2, 0, 257, 128},
+    {"tiny-qwen2", test, tied<qwen2>, 2, 256, 4, 2, 0, 257, 128},
+    {"tiny-megascale", test, windowed_megascale, 2, 256, 4, 2, 0, 257, 128},
+};
+
+Preset preset_of(const Row& r) {
+    Preset p{r.name, r.source, {.layers = r.layers, .hidden = r.hidden, .heads = r.heads, .kv_heads = r.kv_heads, .ffn_hidden = r.ffn_hidden}};
+    p.model.vocab = r.vocab;
+    p.model.max_seq = r.max_seq;
+    r.kind(p.model);
+    return p;
 }
 
 }  // namespace
 
 const std::vector<Preset>& presets() {
-    static const std::vector<Preset> table = make_presets();
+    static const std::vector<Preset> table = [] {
+        std::vector<Preset> all;
+        for (const Row& row : rows) all.push_back(preset_of(row));
+        return all;
+    }();
     return table;
 }
 
@@ -136,10 +117,7 @@ const Preset& preset(const std::string& name) {
         if (p.name == name) return p;
         names.push_back(p.name);
     }
-    const std::vector<std::string> near = near_misses(name, names);
-    throw Problem(Exit::usage, "unknown preset \"" + name + "\": " +
-                                   (near.empty() ? "the presets are " + join_words(names)
-                                                 : "did you mean " + join_words(near, " or ") + "?"));
+    throw Problem(Exit::usage, "unknown preset \"" + name + "\": " + suggestion(name, names, "", "the presets are " + join_words(names)));
 }
 
 }  // namespace trifold

@@ -133,7 +133,7 @@ TEST_CASE("a process that dies between any two steps of a save leaves the old or
             CheckpointStore(store_options(folder.path())).prepare(0);
             const int64_t step = load_exactly(folder.path());
             REQUIRE((step == 1 || step == 2));
-            for (const std::string& name : names_in(folder.path())) REQUIRE(is_step_name(name));
+            for (const std::string& name : names_in(folder.path())) REQUIRE(step_of(name));
             if (code == 0) break;
             REQUIRE(code == 9);
             ++crashes;

@@ -87,7 +87,7 @@ TEST_CASE("a checkpoint loads into another layout") {
     const int64_t rows = p.shape[0], columns = p.shape[1], half = columns / 2;
     for (int64_t tp = 0; tp < 2; ++tp) {
         std::vector<float> box(static_cast<size_t>(rows * half));
-        std::vector<WantedPiece> wanted;
+        std::vector<PieceInMemory> wanted;
         for (int64_t dp = 0; dp < 3; ++dp) {
             const int64_t first = dp * rows * half / 3, last = (dp + 1) * rows * half / 3;
             wanted.push_back(
@@ -102,10 +102,10 @@ TEST_CASE("a checkpoint loads into another layout") {
         CHECK(wrong == 0);
     }
     std::vector<float> more(static_cast<size_t>(rows * columns + columns));
-    const WantedPiece too_much{{p.name, StateKind::v, {{0, 0}, {rows + 1, columns}}, 0, (rows + 1) * columns},
+    const PieceInMemory too_much{{p.name, StateKind::v, {{0, 0}, {rows + 1, columns}}, 0, (rows + 1) * columns},
                                more.data()};
     CHECK(has(problem_of([&] { read_pieces(path, manifest, {too_much}, {}); }),
               "has 240 of the 260 elements of v/layers.0.ffn.down.weight"));
-    const WantedPiece unknown{{"nothing", StateKind::v, {{0}, {1}}, 0, 1}, more.data()};
+    const PieceInMemory unknown{{"nothing", StateKind::v, {{0}, {1}}, 0, 1}, more.data()};
     CHECK(has(problem_of([&] { read_pieces(path, manifest, {unknown}, {}); }), "has 0 of the 1 elements"));
 }

@@ -1,7 +1,7 @@
 // test/unit/test_export.cpp   trifold export: from a run directory to a Hugging Face folder, and what it refuses.
 #include "test/catch.h"
 #include "checkpoint/huggingface.h"
-#include "commands/export.h"
+#include "commands/commands.h"
 #include "test/unit/fake_run.h"
 
 using namespace trifold;
@@ -9,16 +9,9 @@ namespace fs = std::filesystem;
 
 namespace {
 
-int run_export(std::vector<std::string> args) {
-    args.insert(args.begin(), "export");
-    std::vector<char*> argv;
-    for (std::string& a : args) argv.push_back(a.data());
-    return export_command(static_cast<int>(argv.size()), argv.data());
-}
-
 std::string usage_problem(const std::vector<std::string>& args) {
     try {
-        run_export(args);
+        export_command(args);
     } catch (const Problem& e) {
         CHECK(e.code() == Exit::usage);
         return e.what();
@@ -32,9 +25,9 @@ TEST_CASE("export takes the newest undamaged checkpoint of a run") {
     const TemporaryFolder folder;
     save(folder / "run/checkpoints", 1);
     const std::string second = save(folder / "run/checkpoints", 2).path;
-    CHECK(run_export({folder / "run", "--to", folder / "a", "--format", "hf"}) == 0);
+    CHECK(export_command({folder / "run", "--to", folder / "a", "--format", "hf"}) == 0);
     write_bytes(second + "/manifest.json", "{}");
-    CHECK(run_export({folder / "run", "--to=" + folder / "b", "--dtype=bf16", "--file-bytes=2000"}) == 0);
+    CHECK(export_command({folder / "run", "--to=" + folder / "b", "--dtype=bf16", "--file-bytes=2000"}) == 0);
 
     const ModelConfig model = read_hf_config(folder / "a");
     const ParameterTable table(model);
@@ -47,8 +40,8 @@ TEST_CASE("export takes the newest undamaged checkpoint of a run") {
     CHECK(std::memcmp(weights.data(), first.data(), weights.size() * 4) == 0);
     CHECK(fs::exists(folder / "b/model.safetensors.index.json"));
 
-    CHECK(has(problem_of([&] { run_export({folder / "run", "--to", folder / "a"}); }), "not an empty folder"));
-    CHECK(has(problem_of([&] { run_export({second, "--to", folder / "c"}); }), "step-00000002 is damaged"));
+    CHECK(has(problem_of([&] { export_command({folder / "run", "--to", folder / "a"}); }), "not an empty folder"));
+    CHECK(has(problem_of([&] { export_command({second, "--to", folder / "c"}); }), "step-00000002 is damaged"));
     CHECK_FALSE(fs::exists(folder / "c"));
 }
 
@@ -56,9 +49,9 @@ TEST_CASE("export refuses what it does not know") {
     CHECK(has(usage_problem({"x"}), "--to DIR"));
     CHECK(has(usage_problem({"--to", "y"}), "one checkpoint, not 0"));
     CHECK(has(usage_problem({"x", "z", "--to", "y"}), "one checkpoint, not 2"));
-    CHECK(has(usage_problem({"x", "--to", "y", "--format", "gguf"}), "--format=gguf"));
-    CHECK(has(usage_problem({"x", "--to", "y", "--dtype", "fp16"}), "--dtype=fp16"));
-    CHECK(has(usage_problem({"x", "--to", "y", "--file-bytes=0"}), "--file-bytes=0"));
+    CHECK(has(usage_problem({"x", "--to", "y", "--format", "gguf"}), "--format must be hf, not gguf"));
+    CHECK(has(usage_problem({"x", "--to", "y", "--dtype", "fp16"}), "--dtype must be one of fp32 or bf16, not \"fp16\""));
+    CHECK(has(usage_problem({"x", "--to", "y", "--file-bytes=0"}), "--file-bytes must be at least 1, not 0"));
     CHECK(has(usage_problem({"x", "--to", "y", "--model.layers=3"}), "leave out model.layers"));
     CHECK(has(usage_problem({"x", "--to", "y", "--dtyp", "bf16"}), "--dtype"));
 }

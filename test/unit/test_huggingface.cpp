@@ -264,7 +264,7 @@ TEST_CASE("tensors that do not fit are named") {
     CHECK(rewrite({{"prefix", ""}}).empty());  // saved without the head, as the published GPT-2 is
     CHECK(has(rewrite({{"transformer.h.0.ln_1.bias", ""}}), "transformer.h.0.ln_1.bias is missing"));
     CHECK(has(rewrite({{"transformer.h.0.ln_1.bias", "x.y"}}),
-              "transformer.h.0.ln_1.bias is missing, x.y is not part of the model"));
+              "transformer.h.0.ln_1.bias is missing and x.y is not part of the model"));
     const std::vector<float> masks(61 * 24, 0.5f);
     CHECK(rewrite({},
                   {{"transformer.h.0.attn.bias", SafeType::f32, {1, 1, 19, 19}},

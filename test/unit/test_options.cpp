@@ -242,7 +242,7 @@ TEST_CASE("flags of one command and positional arguments") {
     CHECK(rest == std::vector<std::string>{"in.txt", "more"});
     CHECK(contains(refusal([&] { parse_config({"--promt=x"}, context); }), "did you mean --prompt?"));
     CHECK(contains(refusal([&] { parse_config({"--tokens=1.5"}, context); }), "--tokens must be an integer"));
-    CHECK(contains(refusal([&] { parse_config({"--json=7"}, context); }), "--json is on or off"));
+    CHECK(contains(refusal([&] { parse_config({"--json=7"}, context); }), "--json must be on or off"));
     CHECK(contains(help_text(context.flags), "--prompt TEXT"));
     CHECK(wants_help({"--json", "-h"}));
     CHECK_FALSE(wants_help({"--json"}));
@@ -496,8 +496,6 @@ TEST_CASE("models are compared by what their weights depend on") {
     b = a;
     b.position = Position::learned, b.max_seq = 4096;
     CHECK(differences(a, b).size() == 2);
-    CHECK(contains(model_json(a), "\"kv_heads\": 2"));
-    CHECK_FALSE(contains(model_json(a), "optim"));
 }
 
 TEST_CASE("help lists every option, with its default, and every preset") {

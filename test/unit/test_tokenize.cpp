@@ -3,7 +3,7 @@
 
 #include <zlib.h>
 
-#include "commands/data.h"
+#include "commands/commands.h"
 #include "data/mask_file.h"
 #include "data/tokenize.h"
 #include "data/tokenizer.h"
@@ -230,15 +230,10 @@ TEST_CASE("bad text is one sentence each and leaves nothing behind") {
 }
 
 TEST_CASE("the command line: usage errors are problems with a suggestion") {
-    const auto run = [](std::vector<std::string> args) {
-        args.insert(args.begin(), "data");
-        std::vector<char*> argv;
-        for (std::string& arg : args) argv.push_back(arg.data());
-        return data_command(static_cast<int>(argv.size()), argv.data());
-    };
+    const auto run = [](const std::vector<std::string>& args) { return data_command(args); };
     CHECK_PROBLEM(run({"tokenise", "x"}), "2: unknown argument tokenise: did you mean tokenize?");
     CHECK_PROBLEM(run({"tokenize", "x", "--out", "y", "--tokeniser", "bytes"}), "did you mean --tokenizer?");
-    CHECK_PROBLEM(run({"tokenize", "x", "--out", "y", "--format", "foo"}), "foo not in {llmc,megatron}");
+    CHECK_PROBLEM(run({"tokenize", "x", "--out", "y", "--format", "foo"}), "2: --format must be one of llmc or megatron, not \"foo\"");
     CHECK_PROBLEM(run({"tokenize", "x"}), "2: --out is required");
     CHECK_PROBLEM(run({}), "2: A subcommand is required");
     CHECK_PROBLEM(run({"inspect", "/nonexistent.bin"}), "3: there is no token file");

@@ -1,0 +1,70 @@
+// base/json.h   JSON that others wrote, read strictly. For .cpp files: it brings the library along.
+#pragma once
+#include <algorithm>
+#include <nlohmann/json.hpp>
+#include <set>
+#include <string>
+#include <vector>
+
+#include "base/refuse.h"
+
+namespace trifold {
+
+using JsonValue = nlohmann::json;
+using OrderedJson = nlohmann::ordered_json;  // keeps the order of the keys, but each look-up is a search
+
+struct JsonRules {
+    Exit code = Exit::usage;
+    bool comments = false;    // as in C and C++
+    int64_t first_byte = -1;  // of the text in a binary file, whose errors have bytes in place of lines and columns
+};
+
+inline std::string place_in(const std::string& text, size_t byte, const JsonRules& rules) {
+    if (rules.first_byte >= 0) return fmt::format("byte {}", rules.first_byte + static_cast<int64_t>(byte));
+    const size_t at = std::min(byte > 0 ? byte - 1 : 0, text.size());
+    const size_t newline = at == 0 ? std::string::npos : text.rfind('\n', at - 1);
+    const auto line = 1 + std::count(text.begin(), text.begin() + static_cast<std::ptrdiff_t>(at), '\n');
+    return fmt::format("line {}, column {}", line, newline == std::string::npos ? at + 1 : at - newline);
+}
+
+// The library's message without its own name, error number and position.
+inline std::string reason_of(const std::string& message) {
+    const size_t syntax = message.find("syntax error"), bracket = message.find("] ");
+    return syntax != std::string::npos ? message.substr(syntax) : bracket != std::string::npos ? message.substr(bracket + 2) : message;
+}
+
+// Parses all of `text`; `where` names it in errors. A key given twice in one object is refused: readers disagree on which of the two counts.
+template <class Json>
+Json parse_json(const std::string& text, const std::string& where, const JsonRules& rules) {
+    using Event = typename Json::parse_event_t;
+    constexpr int max_depth = 64;
+    struct Object {
+        std::string path;
+        std::set<std::string> keys;
+    };
+    std::vector<Object> open;
+    std::string path;  // of the last key
+    const auto check = [&](int depth, Event event, Json& parsed) {
+        if (depth > max_depth) refuse(rules.code, "{}: JSON nested deeper than {}", where, max_depth);
+        if (event == Event::object_start) open.push_back({path, {}});
+        if (event == Event::object_end) {
+            path = open.back().path;
+            open.pop_back();
+        }
+        if (event == Event::key) {
+            const auto key = parsed.template get<std::string>();
+            path = open.back().path.empty() ? key : open.back().path + "." + key;
+            if (!open.back().keys.insert(key).second) refuse(rules.code, "{}: the key {} appears twice; keep one", where, path);
+        }
+        return true;
+    };
+    try {
+        return Json::parse(text, check, /*allow_exceptions=*/true, rules.comments);
+    } catch (const typename Json::parse_error& e) {
+        refuse(rules.code, "{}, {}: {}", where, place_in(text, e.byte, rules), reason_of(e.what()));
+    } catch (const typename Json::exception& e) {  // a number out of range
+        refuse(rules.code, "{}: {}", where, reason_of(e.what()));
+    }
+}
+
+}  // namespace trifold
