@@ -17,9 +17,9 @@ int32_t end_of_document(const DataConfig& data) {
 LoaderOptions training_data(const Config& c, int dp_rank) {
     const int64_t own = c.train.global_batch / c.mesh.dp;
     return {.name = "data.train", .seq = c.train.seq, .micro_batch = c.train.micro_batch, .global_batch = c.train.global_batch,
-            .first_sequence = dp_rank * own, .sequence_count = own, .seed = c.train.seed, .vocab = c.model.vocab, .shuffle = c.data.shuffle ? Shuffle::on : Shuffle::off,
+            .first_sequence = dp_rank * own, .sequence_count = own, .seed = c.train.seed, .vocab = c.model.vocab, .shuffle = c.data.shuffle,
             .documents = c.data.documents, .end_of_document = end_of_document(c.data),
-            .mask_prompt = c.data.mask_prompt ? PromptMask::on : PromptMask::off};
+            .mask_prompt = c.data.mask_prompt};
 }
 
 LoaderOptions validation_data(const Config& c, int dp_rank) {
@@ -28,7 +28,7 @@ LoaderOptions validation_data(const Config& c, int dp_rank) {
     o.global_batch = c.train.micro_batch * c.mesh.dp;
     o.first_sequence = dp_rank * c.train.micro_batch;
     o.sequence_count = c.train.micro_batch;
-    o.shuffle = Shuffle::off;
+    o.shuffle = false;
     return o;
 }
 

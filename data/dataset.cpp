@@ -7,8 +7,6 @@
 #include <limits>
 
 #include "base/refuse.h"
-#include "data/mask_file.h"
-#include "data/token_writer.h"
 
 namespace trifold {
 namespace {
@@ -98,50 +96,45 @@ DatasetSummary summarize(const std::vector<TokenFile>& files, std::optional<int3
     return summary;
 }
 
-// Copies one file after another. A document of an llm.c file may go on in the next one.
+// Copies one file after another. Where no index lists documents, one ends with the end's id and may go on in the next file; ends in front of
+// the first text, or several in a row, do not make documents of their own.
 class Copier {
 public:
     Copier(TokenWriter& writer, std::optional<int32_t> end, std::function<void(int64_t)> count)
         : writer_(writer), end_(end), count_(std::move(count)) {}
 
-    void copy(const TokenFile& file, const MaskFile* mask) { file.listed_documents() ? copy_listed(file, mask) : copy_by_ends(file, mask); }
+    void copy(const TokenFile& file, const MaskFile* mask) {
+        const bool listed = file.listed_documents().has_value();
+        int64_t next = listed ? file.next_listed_document(0) : -1;  // where the next listed document begins
+        for_each_block(file, 0, file.tokens(), [&](std::span<const int32_t> ids, int64_t first) {
+            int64_t begin = 0;
+            const auto append_to = [&](int64_t end) {
+                append(ids.subspan(static_cast<size_t>(begin), static_cast<size_t>(end - begin)), mask, first + begin);
+                begin = end;
+            };
+            for (int64_t i = 0; i < std::ssize(ids); ++i) {
+                const bool is_end = ids[static_cast<size_t>(i)] == end_, ends = listed ? first + i + 1 == next : is_end && has_text_;
+                has_text_ = !is_end;
+                if (!ends) continue;
+                append_to(i + 1);
+                if (listed) next = file.next_listed_document(next);
+                if (listed && end_ && !is_end) {
+                    writer_.append({&*end_, 1});
+                    ++appended_;
+                }
+                writer_.end_document();
+            }
+            append_to(std::ssize(ids));
+        });
+    }
     int64_t appended_ends() const { return appended_; }
 
 private:
-    void copy_listed(const TokenFile& file, const MaskFile* mask) {
-        for (int64_t begin = 0, end = 0; begin < file.tokens(); begin = end) {
-            end = file.next_listed_document(begin);
-            for_each_block(file, begin, end, [&](std::span<const int32_t> ids, int64_t first) { append(ids, mask, first); });
-            if (end_ && file.at(end - 1) != *end_) {
-                writer_.append({&*end_, 1});
-                ++appended_;
-            }
-            writer_.end_document();
-        }
-    }
-    // Ends in front of the first text, or several in a row, do not make documents of their own.
-    void copy_by_ends(const TokenFile& file, const MaskFile* mask) {
-        for_each_block(
-            file, 0, file.tokens(),
-            [&](std::span<const int32_t> ids, int64_t first) {
-                size_t begin = 0;
-                for (size_t i = 0; i < ids.size(); ++i) {
-                    const bool is_end = ids[i] == end_;
-                    if (is_end && has_text_) {
-                        append(ids.subspan(begin, i + 1 - begin), mask, first + static_cast<int64_t>(begin));
-                        writer_.end_document();
-                        begin = i + 1;
-                    }
-                    has_text_ = !is_end;
-                }
-                append(ids.subspan(begin), mask, first + static_cast<int64_t>(begin));
-            });
-    }
     void append(std::span<const int32_t> ids, const MaskFile* mask, int64_t first) {
         prompt_.clear();
         for (int64_t i = 0; mask != nullptr && i < std::ssize(ids); ++i) prompt_.push_back(mask->is_prompt(first + i));
         writer_.append(ids, prompt_);
-        count_(writer_.tokens());
+        count_(writer_.written().tokens);
     }
 
     TokenWriter& writer_;
@@ -178,9 +171,7 @@ ConvertResult convert(const ConvertOptions& options, const DatasetProgress& prog
     for (const TokenFile& file : files)  // a conversion onto itself would end with the input gone
         if (std::filesystem::equivalent(file.path(), options.prefix + ".bin", ignored))
             refuse(Exit::usage, "--out {} would replace the input {}: choose another name", options.prefix, file.path());
-    ConvertResult result;
-    result.input = summarize(files, options.end_of_document, {});
-    const DatasetSummary& input = result.input;
+    const DatasetSummary input = summarize(files, options.end_of_document, {});
     if (input.vocab_min < 0 || input.vocab_max > std::numeric_limits<int32_t>::max())
         refuse(Exit::data, "{} has ids from {} to {}; they cannot be tokens", options.input, input.vocab_min, input.vocab_max);
     if (options.format == TokenFormat::llmc && !input.end_of_document && input.documents > 1)
@@ -199,12 +190,7 @@ ConvertResult convert(const ConvertOptions& options, const DatasetProgress& prog
     });
     for (size_t f = 0; f < files.size(); ++f) copier.copy(files[f], masks[f] ? &*masks[f] : nullptr);
     writer.finish();
-    writer.commit();
-    result.files = writer.files();
-    result.tokens = writer.tokens();
-    result.documents = writer.documents();
-    result.appended_ends = copier.appended_ends();
-    return result;
+    return {writer.commit(), input, copier.appended_ends()};
 }
 
 UnigramLoss unigram_loss(const std::string& train, const std::string& val) {

@@ -6,7 +6,7 @@
 #include <string>
 #include <vector>
 
-#include "data/token_file.h"
+#include "data/token_writer.h"
 
 namespace trifold {
 
@@ -40,10 +40,9 @@ struct ConvertOptions {
     int64_t shard_tokens = LlmcHeader::max_tokens;
 };
 
-struct ConvertResult {
+struct ConvertResult : WrittenTokens {
     DatasetSummary input;
-    std::vector<std::string> files;
-    int64_t tokens = 0, documents = 0, appended_ends = 0;
+    int64_t appended_ends = 0;
 };
 
 // Masks are taken along.

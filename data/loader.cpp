@@ -14,7 +14,6 @@
 #include "base/queue.h"
 #include "base/refuse.h"
 #include "base/text.h"
-#include "data/mask_file.h"
 #include "data/sampling.h"
 #include "data/token_file.h"
 
@@ -103,7 +102,7 @@ private:
         for (TokenFile& file : open_token_files(from.path)) {
             Shard shard{std::move(file), std::nullopt, source.samples, 0};
             shard.samples = std::max<int64_t>(0, shard.file.tokens() - 1) / options_.seq;
-            if (options_.mask_prompt == PromptMask::on) shard.mask.emplace(mask_path(shard.file.path()), shard.file.tokens());
+            if (options_.mask_prompt) shard.mask.emplace(mask_path(shard.file.path()), shard.file.tokens());
             source.samples += shard.samples;
             source.tokens += shard.file.tokens();
             source.shards.push_back(std::move(shard));
@@ -119,7 +118,7 @@ private:
         const Source& source = sources_[choice.source];
         const auto samples = static_cast<uint64_t>(source.samples), index = static_cast<uint64_t>(choice.index);
         auto sample = static_cast<int64_t>(index % samples);
-        if (options_.shuffle == Shuffle::on) {
+        if (options_.shuffle) {
             const uint64_t key = mix(mix(mix(options_.seed) ^ static_cast<uint64_t>(choice.source)) ^ index / samples);
             sample = static_cast<int64_t>(Permutation(samples, key)(static_cast<uint64_t>(sample)));
         }
@@ -181,83 +180,71 @@ private:
 };
 
 // Keeps two batches ready. The thread starts with the first next(), so a loader that is only asked about its data has none.
-class Loader::ReadAhead {
-public:
-    explicit ReadAhead(const Samples& samples) : samples_(samples), blend_(samples.blend()) {}
-    ~ReadAhead() { stop(); }
-
-    GlobalBatch next() {
-        if (!thread_.joinable()) {
-            ready_.emplace(1);  // the second one waits in the thread
-            thread_ = std::thread([this, first = position_] { produce(first); });
-        }
-        std::optional<Entry> entry = ready_->pop();
-        if (entry->error) {
-            stop();
-            std::rethrow_exception(entry->error);
-        }
-        ++position_;
-        return std::move(entry->batch);
-    }
-    void seek(int64_t k) {
-        TRIFOLD_ASSERT(k >= 0);
-        if (k != position_) stop();
-        position_ = k;
-    }
-    int64_t position() const { return position_; }
-
-private:
+struct Loader::State {
     struct Entry {
         GlobalBatch batch;
         std::exception_ptr error;  // in place of a batch, and the last one
     };
+    const Samples samples;
+    Blend blend = samples.blend();  // of the thread, while there is one
+    std::thread thread;
+    int64_t position = 0;  // of the caller
+    std::optional<Queue<Entry>> ready;
+
+    ~State() { stop(); }
     void produce(int64_t first) {
         try {
-            blend_.seek(first * samples_.options().global_batch);
-            while (ready_->push({samples_.batch(blend_), nullptr})) {
+            blend.seek(first * samples.options().global_batch);
+            while (ready->push({samples.batch(blend), nullptr})) {
             }
         } catch (...) {
-            ready_->push({{}, std::current_exception()});
+            ready->push({{}, std::current_exception()});
         }
     }
     void stop() {
-        if (!thread_.joinable()) return;
-        ready_->close();
-        thread_.join();
+        if (!thread.joinable()) return;
+        ready->close();
+        thread.join();
     }
-
-    const Samples& samples_;
-    Blend blend_;  // of the thread, while there is one
-    std::thread thread_;
-    int64_t position_ = 0;  // of the caller
-    std::optional<Queue<Entry>> ready_;
 };
 
-Loader::Loader(const std::vector<DataSource>& sources, const LoaderOptions& options)
-    : samples_(std::make_unique<Samples>(sources, options)), ahead_(std::make_unique<ReadAhead>(*samples_)) {}
+Loader::Loader(const std::vector<DataSource>& sources, const LoaderOptions& options) : state_(new State{Samples(sources, options)}) {}
 Loader::~Loader() = default;
 Loader::Loader(Loader&&) noexcept = default;
 
-GlobalBatch Loader::next() { return ahead_->next(); }
-void Loader::seek(int64_t k) { ahead_->seek(k); }
-int64_t Loader::position() const { return ahead_->position(); }
-
-int64_t Loader::tokens() const {
-    int64_t sum = 0;
-    for (const Source& source : samples_->sources()) sum += source.tokens;
-    return sum;
+GlobalBatch Loader::next() {
+    State& s = *state_;
+    if (!s.thread.joinable()) {
+        s.ready.emplace(1);  // the second one waits in the thread
+        s.thread = std::thread([&s, first = s.position] { s.produce(first); });
+    }
+    std::optional<State::Entry> entry = s.ready->pop();
+    if (entry->error) {
+        s.stop();
+        std::rethrow_exception(entry->error);
+    }
+    ++s.position;
+    return std::move(entry->batch);
 }
 
+void Loader::seek(int64_t k) {
+    TRIFOLD_ASSERT(k >= 0);
+    if (k != state_->position) state_->stop();
+    state_->position = k;
+}
+
+int64_t Loader::position() const { return state_->position; }
+
 int64_t Loader::samples_per_epoch() const {
-    const Source& last = samples_->sources().back();
+    const Source& last = state_->samples.sources().back();
     return last.first_sample + last.samples;
 }
 
 uint64_t Loader::content_hash() const {
     uint64_t hash = 0;
     const auto add = [&](uint64_t value) { hash = XXH3_64bits_withSeed(&value, sizeof(value), hash); };
-    for (const Source& source : samples_->sources()) {
-        add(std::bit_cast<uint64_t>(source.weight / samples_->weights()));
+    for (const Source& source : state_->samples.sources()) {
+        add(std::bit_cast<uint64_t>(source.weight / state_->samples.weights()));
         add(source.shards.size());
         for (const Shard& shard : source.shards) {
             add(shard.file.sampled_hash());
@@ -269,12 +256,12 @@ uint64_t Loader::content_hash() const {
 
 std::string Loader::description() const {
     std::string text;
-    for (const Source& source : samples_->sources()) {
+    for (const Source& source : state_->samples.sources()) {
         const size_t files = source.shards.size();
         text +=
             fmt::format("{}{}: {} tokens in {} file{}, {} samples of {} tokens per epoch", text.empty() ? "" : "\n", source.path,
-                        with_commas(source.tokens), files, files == 1 ? "" : "s", with_commas(source.samples), with_commas(samples_->options().seq));
-        if (samples_->sources().size() > 1) text += fmt::format(", {:.4g} % of the blend", 100 * source.weight / samples_->weights());
+                        with_commas(source.tokens), files, files == 1 ? "" : "s", with_commas(source.samples), with_commas(state_->samples.options().seq));
+        if (state_->samples.sources().size() > 1) text += fmt::format(", {:.4g} % of the blend", 100 * source.weight / state_->samples.weights());
     }
     return text;
 }

@@ -37,9 +37,6 @@ struct GlobalBatch {
     int64_t valid_tokens = 0;       // of the whole global batch, on every rank
 };
 
-enum class Shuffle : uint8_t { off, on };
-enum class PromptMask : uint8_t { off, on };
-
 struct LoaderOptions {
     std::string name = "data.train";  // what error messages call it
     int64_t seq = 0;
@@ -48,10 +45,10 @@ struct LoaderOptions {
     int64_t first_sequence = 0, sequence_count = 0;
     uint64_t seed = 1234;
     int64_t vocab = 0;  // ids must be below it
-    Shuffle shuffle = Shuffle::on;
+    bool shuffle = true;
     Documents documents = Documents::joined;
     int32_t end_of_document = -1;
-    PromptMask mask_prompt = PromptMask::off;
+    bool mask_prompt = false;
 };
 
 class Loader {
@@ -67,7 +64,6 @@ public:
     void seek(int64_t k);
     int64_t position() const;  // the k that next() gives
 
-    int64_t tokens() const;             // in all files
     int64_t samples_per_epoch() const;  // of all sources, each counted once
     // Tells data sets apart, not paths: sizes, sampled blocks, order and weights of the sources, and prompt masks if in use.
     uint64_t content_hash() const;
@@ -76,9 +72,8 @@ public:
 
 private:
     class Samples;
-    class ReadAhead;
-    std::unique_ptr<const Samples> samples_;
-    std::unique_ptr<ReadAhead> ahead_;
+    struct State;
+    std::unique_ptr<State> state_;
 };
 
 }  // namespace trifold

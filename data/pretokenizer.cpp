@@ -66,52 +66,34 @@ std::optional<WordPattern> word_pattern(std::string_view regex) {
     return std::nullopt;
 }
 
-struct Pretokenizer::Code {
-    pcre2_code* regex = nullptr;
-    bool jit = false;
-    ~Code() { pcre2_code_free(regex); }
-};
-
-Pretokenizer::Pretokenizer(WordPattern pattern) : code_(std::make_shared<Code>()), pattern_(pattern) {
+Pretokenizer::Pretokenizer(WordPattern pattern) : pattern_(pattern) {
     const std::string text = for_pcre2(spellings[static_cast<size_t>(pattern)]);
     int error = 0;
     PCRE2_SIZE offset = 0;
-    code_->regex = pcre2_compile(reinterpret_cast<PCRE2_SPTR>(text.data()), text.size(), PCRE2_UTF | PCRE2_UCP, &error, &offset, nullptr);
-    if (code_->regex == nullptr)
+    regex_ = {pcre2_compile(reinterpret_cast<PCRE2_SPTR>(text.data()), text.size(), PCRE2_UTF | PCRE2_UCP, &error, &offset, nullptr), pcre2_code_free};
+    if (!regex_)
         refuse(Exit::data, "this machine's PCRE2 refuses the tokenizer's pattern at position {}: {}; PCRE2 10.40 or newer is needed", offset,
                message_of(error));
-    code_->jit = pcre2_jit_compile(code_->regex, PCRE2_JIT_COMPLETE) == 0;
+    jit_ = pcre2_jit_compile(regex_.get(), PCRE2_JIT_COMPLETE) == 0;
 }
 
-struct WordScanner::Match {
-    const Pretokenizer::Code& code;
-    pcre2_match_data* data = pcre2_match_data_create(1, nullptr);
-    pcre2_match_context* context = pcre2_match_context_create(nullptr);
-    // Beyond the 32 KiB that JIT code finds on the machine's stack.
-    pcre2_jit_stack* stack = pcre2_jit_stack_create(64 << 10, 64 << 20, nullptr);
-
-    explicit Match(const Pretokenizer::Code& c) : code(c) { pcre2_jit_stack_assign(context, nullptr, stack); }
-    Match(const Match&) = delete;
-    ~Match() {
-        pcre2_jit_stack_free(stack);
-        pcre2_match_context_free(context);
-        pcre2_match_data_free(data);
-    }
-};
-
-WordScanner::WordScanner(const Pretokenizer& pretokenizer) : match_(std::make_unique<Match>(*pretokenizer.code_)) {}
-WordScanner::~WordScanner() = default;
-WordScanner::WordScanner(WordScanner&&) noexcept = default;
+WordScanner::WordScanner(const Pretokenizer& pretokenizer)
+    : pretokenizer_(pretokenizer),
+      stack_(pcre2_jit_stack_create(64 << 10, 64 << 20, nullptr), pcre2_jit_stack_free),  // beyond the 32 KiB that JIT code finds on the machine's stack
+      context_(pcre2_match_context_create(nullptr), pcre2_match_context_free),
+      match_(pcre2_match_data_create(1, nullptr), pcre2_match_data_free) {
+    pcre2_jit_stack_assign(context_.get(), nullptr, stack_.get());
+}
 
 bool WordScanner::next(std::string_view& word) {
     if (position_ == text_.size()) return false;
     const auto* subject = reinterpret_cast<PCRE2_SPTR>(text_.data());
-    const auto match = match_->code.jit ? pcre2_jit_match : pcre2_match;
-    const int found = match(match_->code.regex, subject, text_.size(), position_, PCRE2_NO_UTF_CHECK, match_->data, match_->context);
+    const auto match = pretokenizer_.jit_ ? pcre2_jit_match : pcre2_match;
+    const int found = match(pretokenizer_.regex_.get(), subject, text_.size(), position_, PCRE2_NO_UTF_CHECK, match_.get(), context_.get());
     if (found < 0)
         refuse(Exit::data, "the tokenizer's pattern failed at byte {} of {} bytes of text: {}", position_, text_.size(), message_of(found));
     // Every code point belongs to some alternative of each pattern, so words leave no gaps.
-    const PCRE2_SIZE* bounds = pcre2_get_ovector_pointer(match_->data);
+    const PCRE2_SIZE* bounds = pcre2_get_ovector_pointer(match_.get());
     TRIFOLD_ASSERT(bounds[0] == position_ && bounds[1] > position_);
     word = text_.substr(position_, bounds[1] - position_);
     position_ = bounds[1];

@@ -11,6 +11,11 @@
 #include <string>
 #include <string_view>
 
+struct pcre2_real_code_8;
+struct pcre2_real_jit_stack_8;
+struct pcre2_real_match_context_8;
+struct pcre2_real_match_data_8;
+
 namespace trifold {
 
 enum class WordPattern : uint8_t { gpt2, llama3, qwen2 };
@@ -25,17 +30,15 @@ public:
 
 private:
     friend class WordScanner;
-    struct Code;
-    std::shared_ptr<Code> code_;
     WordPattern pattern_;
+    std::shared_ptr<pcre2_real_code_8> regex_;
+    bool jit_ = false;
 };
 
 // Walks over the words of one text after another. One per thread; the pretokenizer must outlive it.
 class WordScanner {
 public:
     explicit WordScanner(const Pretokenizer& pretokenizer);
-    ~WordScanner();
-    WordScanner(WordScanner&&) noexcept;
 
     // The text must be well-formed UTF-8 and must stay where it is until the last word was taken.
     void start(std::string_view text) { text_ = text, position_ = 0; }
@@ -43,8 +46,10 @@ public:
     bool next(std::string_view& word);
 
 private:
-    struct Match;
-    std::unique_ptr<Match> match_;
+    const Pretokenizer& pretokenizer_;
+    std::shared_ptr<pcre2_real_jit_stack_8> stack_;
+    std::shared_ptr<pcre2_real_match_context_8> context_;
+    std::shared_ptr<pcre2_real_match_data_8> match_;
     std::string_view text_;
     size_t position_ = 0;
 };

@@ -5,6 +5,7 @@
 #include <xxhash.h>
 
 #include <algorithm>
+#include <bit>
 #include <filesystem>
 #include <limits>
 
@@ -228,6 +229,27 @@ int64_t TokenFile::at(int64_t token) const {
 }
 
 uint64_t TokenFile::sampled_hash() const { return trifold::sampled_hash(bin_) ^ (index_ ? trifold::sampled_hash(*index_) * 0x9E3779B97F4A7C15u : 0); }
+
+std::string mask_path(const std::string& token_file) { return fs::path(token_file).replace_extension(".mask").string(); }
+
+MaskFile::MaskFile(const std::string& path, int64_t tokens)
+    : file_(path, Exit::data, "prompt mask (data.mask_prompt; `trifold data tokenize` makes it from JSONL with prompts or messages)") {
+    if (file_.bytes() < MaskHeader::bytes || std::memcmp(file_.at(0), MaskHeader::magic, 8) != 0 || file_.load<uint64_t>(8) != MaskHeader::version)
+        refuse(Exit::data, "{} is not a prompt mask (it must begin with TRIFMASK, version 1)", path);
+    const auto said = file_.load<uint64_t>(16);
+    if (said != static_cast<uint64_t>(tokens) || file_.bytes() != MaskHeader::bytes + (tokens + 7) / 8)
+        refuse(Exit::data, "the prompt mask {} is for {} tokens in {} bytes, but its token file has {}: it belongs to other data", path, said,
+               file_.bytes(), tokens);
+}
+
+int64_t MaskFile::count(int64_t first, int64_t count) const {
+    int64_t prompts = 0, i = first;
+    const int64_t end = first + count;
+    for (; i < end && i % 8 != 0; ++i) prompts += is_prompt(i);
+    for (; i + 8 <= end; i += 8) prompts += std::popcount(std::to_integer<unsigned>(*file_.at(MaskHeader::bytes + i / 8)));
+    for (; i < end; ++i) prompts += is_prompt(i);
+    return prompts;
+}
 
 std::vector<TokenFile> open_token_files(const std::string& path_or_glob) {
     std::vector<TokenFile> files;

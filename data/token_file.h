@@ -1,9 +1,11 @@
-// data/token_file.h   Files of token ids: llm.c's .bin and Megatron's .bin with .idx, read in place through mmap.
+// data/token_file.h   Files of token ids: llm.c's .bin and Megatron's .bin with .idx, and masks beside them, read in place through mmap.
 //
 //   llm.c      256 x int32 header (magic, version, tokens, zeros), then the ids: 20240520, version 1: u16; 20240801, version 7 (Llama-3): u32.
 //              At most 2^31 - 1 tokens a file. A document ends with an id that the file does not name.
 //   Megatron   .bin: ids back to back. .idx: 9 bytes "MMIDIDX\0\0", u64 version = 1, u8 type, u64 sequences S, u64 entries D of the document
 //              list, i32[S] tokens, i64[S] byte offsets, i64[D] the sequence with which each document begins, and S last. Nothing is aligned.
+//   mask       x.mask beside x.bin: which tokens are prompt and therefore no targets of the loss. 8 bytes "TRIFMASK", u64 version = 1,
+//              u64 tokens as in the token file; then token i is bit i % 8 (1 << i % 8) of byte i / 8, 1: prompt. Padded with 0.
 //
 // All counts and offsets are 64 bits wide. A malformed file is a Problem(Exit::data), found when it is opened.
 #pragma once
@@ -77,6 +79,26 @@ private:
     int64_t first_byte_ = 0;                        // of the ids in bin_
     int64_t sequences_ = 0, document_entries_ = 0;  // of index_
     int64_t offsets_at_ = 0, documents_at_ = 0;     // bytes of index_
+};
+
+struct MaskHeader {
+    static constexpr char magic[] = "TRIFMASK";
+    static constexpr uint64_t version = 1;
+    static constexpr int64_t bytes = 24;
+};
+// The name of the mask that belongs to a token file: x.bin -> x.mask.
+std::string mask_path(const std::string& token_file);
+
+class MaskFile {
+public:
+    // A file that is not a mask of `tokens` tokens is a Problem(Exit::data).
+    MaskFile(const std::string& path, int64_t tokens);
+    bool is_prompt(int64_t token) const { return (std::to_integer<unsigned>(*file_.at(MaskHeader::bytes + token / 8)) >> token % 8 & 1u) != 0; }
+    int64_t count(int64_t first, int64_t count) const;  // prompt tokens among [first, first + count)
+    const MappedFile& file() const { return file_; }
+
+private:
+    MappedFile file_;
 };
 
 // xxh3 of the size, both ends and blocks between them: tells data sets apart at the price of a few page faults.

@@ -8,6 +8,8 @@
 
 #include "base/refuse.h"
 
+namespace fs = std::filesystem;
+
 namespace trifold {
 namespace {
 
@@ -27,7 +29,36 @@ void write_as(OutputFile& file, std::span<const int32_t> ids) {
     }
 }
 
+// PATH, once its folder is there.
+const std::string& with_folder(const std::string& path) {
+    std::error_code ignored;  // a failure shows when the file is opened
+    if (const auto folder = fs::path(path).parent_path(); !folder.empty()) fs::create_directories(folder, ignored);
+    return path;
+}
+
 }  // namespace
+
+NewFile::NewFile(const std::string& path)
+    : unfinished(with_folder(path), Exit::data), out(unfinished.path(), Exit::data, "; nothing was kept: free space or choose another --out") {}
+
+MaskWriter::MaskWriter(const std::string& path) : file_(path) {
+    file_.out.write(MaskHeader::magic, 8);
+    file_.out.put(MaskHeader::version);
+    file_.out.put(tokens_);  // patched at the end
+}
+
+void MaskWriter::append(std::span<const uint8_t> prompt, int64_t count) {
+    for (int64_t i = 0; i < count; ++i) {
+        byte_ |= (prompt.empty() ? 0u : prompt[static_cast<size_t>(i)]) << tokens_ % 8;
+        if (++tokens_ % 8 == 0) file_.out.put(static_cast<uint8_t>(std::exchange(byte_, 0)));
+    }
+}
+
+void MaskWriter::finish() {
+    if (tokens_ % 8 != 0) file_.out.put(static_cast<uint8_t>(byte_));
+    file_.out.patch(16, &tokens_, sizeof(tokens_));
+    file_.out.finish();
+}
 
 TokenType token_type_for(TokenFormat format, int64_t vocab_size) {
     if (format == TokenFormat::llmc) return vocab_size <= 65536 ? TokenType::u16 : TokenType::u32;
@@ -38,7 +69,7 @@ TokenWriter::TokenWriter(WriterOptions options) : options_(std::move(options)) {
     TRIFOLD_ASSERT(options_.shard_tokens > 0 && options_.shard_tokens <= LlmcHeader::max_tokens);
     // They might be anybody's, so they are not removed, but a glob would read them together with what is written now.
     for (const char* number : {"_000000.bin", "_000001.bin"})
-        if (std::filesystem::exists(options_.prefix + number))
+        if (fs::exists(options_.prefix + number))
             refuse(Exit::data, "{}{} exists and looks like a shard of an earlier output of this name; move it away, or choose another --out",
                    options_.prefix, number);
     if (options_.format == TokenFormat::megatron) index_ = std::make_unique<NewFile>(options_.prefix + ".idx");
@@ -76,19 +107,15 @@ void TokenWriter::append(std::span<const int32_t> ids, std::span<const uint8_t> 
                        : options_.type == TokenType::u32 ? write_as<uint32_t>
                                                          : write_as<int32_t>;
     open_document_ += std::ssize(ids);
-    tokens_ += std::ssize(ids);
-    prompt_tokens_ += std::count(prompt.begin(), prompt.end(), uint8_t{1});
+    written_.tokens += std::ssize(ids);
+    written_.prompt_tokens += std::count(prompt.begin(), prompt.end(), uint8_t{1});
     while (!ids.empty()) {
         if (!index_ && shards_.back().tokens == options_.shard_tokens) close_shard(), open_shard();
         Shard& shard = shards_.back();
         const int64_t some = index_ ? std::ssize(ids) : std::min(std::ssize(ids), options_.shard_tokens - shard.tokens);
         write(shard.bin->out, ids.first(static_cast<size_t>(some)));
-        if (!prompt.empty()) {
-            shard.mask->append(prompt.first(static_cast<size_t>(some)));
-            prompt = prompt.subspan(static_cast<size_t>(some));
-        } else if (shard.mask) {
-            shard.mask->append_targets(some);
-        }
+        if (shard.mask) shard.mask->append(prompt, some);
+        if (!prompt.empty()) prompt = prompt.subspan(static_cast<size_t>(some));
         shard.tokens += some;
         ids = ids.subspan(static_cast<size_t>(some));
     }
@@ -102,7 +129,7 @@ void TokenWriter::end_document() {
         document_sequences_.push_back(std::ssize(sequence_tokens_));
     }
     open_document_ = 0;
-    ++documents_;
+    ++written_.documents;
 }
 
 void TokenWriter::write_index() {
@@ -128,25 +155,21 @@ void TokenWriter::finish() {
     if (index_) write_index();
 }
 
-void TokenWriter::commit() {
+WrittenTokens TokenWriter::commit() {
     // What has these names now is replaced, or would be taken for a part of this output.
     if (!index_) std::remove((options_.prefix + ".idx").c_str());
     if (shards_.size() > 1) std::remove((options_.prefix + ".bin").c_str());
+    std::vector<std::string>& files = written_.files;
+    std::vector<std::string> masks;
     for (size_t s = 0; s < shards_.size(); ++s) {
         const std::string mask = shard_name(s) + ".mask";
-        if (prompt_tokens_ == 0) std::remove(mask.c_str());
-        shards_[s].bin->commit_as(shard_name(s) + ".bin");
-        if (prompt_tokens_ > 0) shards_[s].mask->commit_as(mask);
+        if (written_.prompt_tokens == 0) std::remove(mask.c_str());
+        shards_[s].bin->unfinished.commit_as(files.emplace_back(shard_name(s) + ".bin"));
+        if (written_.prompt_tokens > 0) shards_[s].mask->commit_as(masks.emplace_back(mask));
     }
-    if (index_) index_->commit_as(options_.prefix + ".idx");
-}
-
-std::vector<std::string> TokenWriter::files() const {
-    std::vector<std::string> names;
-    for (size_t s = 0; s < shards_.size(); ++s) names.push_back(shard_name(s) + ".bin");
-    if (index_) names.push_back(options_.prefix + ".idx");
-    for (size_t s = 0; prompt_tokens_ > 0 && s < shards_.size(); ++s) names.push_back(shard_name(s) + ".mask");
-    return names;
+    if (index_) index_->unfinished.commit_as(files.emplace_back(options_.prefix + ".idx"));
+    files.insert(files.end(), masks.begin(), masks.end());
+    return written_;
 }
 
 }  // namespace trifold

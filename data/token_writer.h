@@ -9,8 +9,7 @@
 #include <string>
 #include <vector>
 
-#include "data/mask_file.h"
-#include "data/new_file.h"
+#include "base/file.h"
 #include "data/token_file.h"
 
 namespace trifold {
@@ -26,6 +25,32 @@ struct WriterOptions {
     bool mask = false;                              // write prompt bits (dropped again when no token was a prompt)
 };
 
+// A file that lies under a temporary name, in a folder that is made, until it is complete.
+struct NewFile {
+    explicit NewFile(const std::string& path);
+    Unfinished unfinished;
+    OutputFile out;
+};
+
+class MaskWriter {
+public:
+    explicit MaskWriter(const std::string& path);
+    // `count` tokens: one byte for each, 0 or 1, or none, as when all are 0.
+    void append(std::span<const uint8_t> prompt, int64_t count);
+    void finish();
+    void commit_as(const std::string& path) { file_.unfinished.commit_as(path); }
+
+private:
+    NewFile file_;
+    uint64_t tokens_ = 0;
+    unsigned byte_ = 0;
+};
+
+struct WrittenTokens {
+    std::vector<std::string> files{};  // token files first
+    int64_t tokens = 0, documents = 0, prompt_tokens = 0;
+};
+
 class TokenWriter {
 public:
     explicit TokenWriter(WriterOptions options);
@@ -35,13 +60,8 @@ public:
     // Everything is on the disk, under temporary names. Closes a document that was left open.
     void finish();
     // Gives the files their names. What had them is replaced; an .idx or .mask that does not belong to the new .bin disappears.
-    void commit();
-
-    int64_t tokens() const { return tokens_; }
-    int64_t documents() const { return documents_; }
-    int64_t prompt_tokens() const { return prompt_tokens_; }
-    // The files that commit() makes, token files first.
-    std::vector<std::string> files() const;
+    WrittenTokens commit();
+    const WrittenTokens& written() const { return written_; }  // so far; no files
 
 private:
     struct Shard {
@@ -60,7 +80,7 @@ private:
     std::vector<int32_t> sequence_tokens_;  // Megatron
     std::vector<int64_t> document_sequences_{0};
     int64_t open_document_ = 0;  // tokens of the document that is not closed yet
-    int64_t tokens_ = 0, documents_ = 0, prompt_tokens_ = 0;
+    WrittenTokens written_;
 };
 
 }  // namespace trifold

@@ -171,10 +171,10 @@ double validation_share(const TokenizeOptions& options, int64_t total_bytes) {
 }
 
 void check_parts(const TokenizeOptions& options, const std::vector<std::unique_ptr<TokenWriter>>& writers) {
-    if (writers[0]->tokens() == 0) refuse(Exit::data, "there is no text in {}", join_words(options.inputs));
-    if (writers.back()->tokens() == 0)
+    if (writers[0]->written().tokens == 0) refuse(Exit::data, "there is no text in {}", join_words(options.inputs));
+    if (writers.back()->written().tokens == 0)
         refuse(Exit::data, "--val {} gives no document to the validation part: {} documents are too few; give a larger share", options.validation,
-               writers[0]->documents());
+               writers[0]->written().documents);
 }
 
 }  // namespace
@@ -202,7 +202,7 @@ TokenizeResult tokenize(const TokenizeOptions& options, const std::function<void
         for (size_t p = 0; p < writers.size(); ++p) write(encoded.part[p], *writers[p]);
         result.empty_documents += encoded.empty_documents;
         state.tokens = 0;
-        for (const auto& writer : writers) state.tokens += writer->tokens();
+        for (const auto& writer : writers) state.tokens += writer->written().tokens;
         state.bytes_read = reader.bytes_read();
         if (progress) progress(state);
     };
@@ -214,12 +214,7 @@ TokenizeResult tokenize(const TokenizeOptions& options, const std::function<void
 
     check_parts(options, writers);
     for (const auto& writer : writers) writer->finish();
-    for (const auto& writer : writers) writer->commit();
-    for (size_t p = 0; p < writers.size(); ++p)
-        result.outputs.push_back({writers.size() == 1 ? ""
-                                  : p == 0            ? "train"
-                                                      : "val",
-                                  writers[p]->files(), writers[p]->tokens(), writers[p]->documents(), writers[p]->prompt_tokens()});
+    for (size_t p = 0; p < writers.size(); ++p) result.outputs.push_back({writers[p]->commit(), writers.size() == 1 ? "all" : p == 0 ? "train" : "val"});
     result.input_files = std::ssize(files);
     result.input_bytes = state.bytes_total;
     result.vocab = tokenizer.vocab_size();

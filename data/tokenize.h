@@ -12,7 +12,7 @@
 #include <vector>
 
 #include "data/text_input.h"
-#include "data/token_file.h"
+#include "data/token_writer.h"
 
 namespace trifold {
 
@@ -36,10 +36,8 @@ struct TokenizeProgress {
     int64_t tokens = 0;
 };
 
-struct TokenizeOutput {
-    std::string part;  // "", "train" or "val"
-    std::vector<std::string> files;
-    int64_t tokens = 0, documents = 0, prompt_tokens = 0;
+struct TokenizeOutput : WrittenTokens {
+    std::string part;  // all, train or val
 };
 
 struct TokenizeResult {

@@ -3,15 +3,10 @@
 #include "data/tokenizer.h"
 
 #include <algorithm>
-#include <array>
 #include <limits>
-#include <optional>
 #include <utility>
 
 #include "base/refuse.h"
-#include "data/bpe.h"
-#include "data/pretokenizer.h"
-#include "data/tokenizer_json.h"
 #include "data/utf8.h"
 
 namespace trifold {
@@ -31,87 +26,48 @@ AddedTokens select(const TokenizerFile& file, bool normalized) {
 
 // A token that has white space in it or takes some from its neighbourhood may lie across any word break.
 bool crosses_word_breaks(const AddedToken& token) {
-    return token.lstrip || token.rstrip ||
-           std::any_of(
-               token.content.begin(), token.content.end(), [](char c) { return is_white_space(static_cast<uint8_t>(c)); });
+    return token.lstrip || token.rstrip || std::ranges::any_of(token.content, [](char c) { return is_white_space(static_cast<uint8_t>(c)); });
 }
-
-// What the byte-level BPE part of a tokenizer needs to encode.
-struct BpeRules {
-    Bpe bpe;
-    Pretokenizer pretokenizer;
-    Normalizer normalizer;
-    bool prefix_space;
-    AddedTokens raw_tokens, normalized_tokens;
-    bool cuttable;
-
-    explicit BpeRules(TokenizerFile& file)
-        : bpe(std::move(file.bpe)),
-          pretokenizer(file.pattern),
-          normalizer(file.normalizer),
-          prefix_space(file.prefix_space),
-          raw_tokens(select(file, false)),
-          normalized_tokens(select(file, true)),
-          cuttable(std::none_of(file.added.begin(), file.added.end(), crosses_word_breaks)) {}
-};
 
 }  // namespace
 
-struct Tokenizer::Tables {
-    std::string name;
-    TokenizerFile file;
-    int32_t end = -1;
-    std::optional<BpeRules> rules;  // none: bytes
-
-    int32_t id_of(std::string_view token) const {
-        for (const AddedToken& added : file.added)
-            if (added.content == token) return added.id;
-        return -1;
-    }
-    int32_t choose_end(const std::string& wanted) const {
-        if (!wanted.empty()) {
-            const int32_t id = id_of(wanted);
-            if (id < 0) refuse(Exit::data, "tokenizer {} has no added token \"{}\" to end documents with", name, wanted);
-            return id;
-        }
-        if (!file.document_suffix.empty()) return file.document_suffix.back();
-        for (const char* usual : {"<|endoftext|>", "<|end_of_text|>", "</s>", "<eos>"})
-            if (const int32_t id = id_of(usual); id >= 0) return id;
-        return -1;
-    }
-};
-
 Tokenizer Tokenizer::load(const std::string& name, const std::string& end_of_document) {
-    auto tables = std::make_shared<Tables>();
-    tables->name = name;
+    Tokenizer t;
+    t.name_ = name;
     if (name == "bytes") {
         if (!end_of_document.empty())
             refuse(Exit::usage, "the byte tokenizer ends documents with id {}; it has no token \"{}\"", bytes_end, end_of_document);
-        for (int b = 0; b < 256; ++b) tables->file.pieces.emplace_back(1, static_cast<char>(b));
-        tables->file.pieces.emplace_back();
-        tables->end = bytes_end;
-    } else {
-        tables->file = read_tokenizer_json(name);
-        tables->end = tables->choose_end(end_of_document);
-        tables->rules.emplace(tables->file);
+        for (int b = 0; b < 256; ++b) t.file_.pieces.emplace_back(1, static_cast<char>(b));
+        t.file_.pieces.emplace_back();
+        t.end_ = bytes_end;
+        return t;
     }
-    return Tokenizer(std::move(tables));
+    TokenizerFile& file = t.file_ = read_tokenizer_json(name);
+    if (!end_of_document.empty()) {
+        t.end_ = t.id_of(end_of_document);
+        if (t.end_ < 0) refuse(Exit::data, "tokenizer {} has no added token \"{}\" to end documents with", name, end_of_document);
+    } else if (!file.document_suffix.empty()) {
+        t.end_ = file.document_suffix.back();
+    } else {
+        for (const char* usual : {"<|endoftext|>", "<|end_of_text|>", "</s>", "<eos>"})
+            if (t.end_ < 0) t.end_ = t.id_of(usual);
+    }
+    t.rules_.emplace(Rules{Bpe(std::move(file.bpe)), Pretokenizer(file.pattern), select(file, false), select(file, true),
+                           std::ranges::none_of(file.added, crosses_word_breaks)});
+    return t;
 }
 
-Tokenizer::Tokenizer(std::shared_ptr<const Tables> tables) : tables_(std::move(tables)) {}
-
-const std::string& Tokenizer::name() const { return tables_->name; }
-bool Tokenizer::is_bytes() const { return !tables_->rules; }
-int64_t Tokenizer::vocab_size() const { return std::ssize(tables_->file.pieces); }
-const std::vector<int32_t>& Tokenizer::document_prefix() const { return tables_->file.document_prefix; }
-int32_t Tokenizer::id_of(std::string_view token) const { return tables_->id_of(token); }
+int32_t Tokenizer::id_of(std::string_view token) const {
+    const auto found = std::ranges::find(file_.added, token, &AddedToken::content);
+    return found == file_.added.end() ? -1 : found->id;
+}
 
 int32_t Tokenizer::end_of_document() const {
-    if (tables_->end >= 0) return tables_->end;
+    if (end_ >= 0) return end_;
     refuse(Exit::data,
            "tokenizer {} does not say which token ends a document, and it has none of <|endoftext|>, <|end_of_text|>, </s>, <eos>; "
            "name one with --eod",
-           tables_->name);
+           name_);
 }
 
 std::vector<int32_t> Tokenizer::encode(std::string_view text, SpecialText special) const {
@@ -122,67 +78,49 @@ std::vector<int32_t> Tokenizer::encode(std::string_view text, SpecialText specia
 
 std::string_view Tokenizer::piece(int32_t id) const {
     if (id < 0 || id >= vocab_size()) return {};
-    return tables_->file.pieces[static_cast<size_t>(id)];
-}
-
-std::string Tokenizer::decode(std::span<const int32_t> ids) const {
-    std::string text;
-    for (const int32_t id : ids) text += piece(id);
-    return text;
+    return file_.pieces[static_cast<size_t>(id)];
 }
 
 size_t Tokenizer::last_cut(std::string_view text) const {
     if (is_bytes()) return text.size();
-    const BpeRules& rules = *tables_->rules;
-    if (!rules.cuttable) return 0;
-    size_t cut = last_word_break(text, rules.pretokenizer.pattern());
+    if (!rules_->cuttable) return 0;
+    size_t cut = last_word_break(text, file_.pattern);
     // The second part must not look like a text that needs a prefix space.
-    while (rules.prefix_space && cut > 0 && text[cut] != ' ') cut = last_word_break(text.substr(0, cut), rules.pretokenizer.pattern());
+    while (file_.prefix_space && cut > 0 && text[cut] != ' ') cut = last_word_break(text.substr(0, cut), file_.pattern);
     return cut;
 }
 
-struct Encoder::State {
-    const Tokenizer::Tables& tables;
-    std::optional<WordScanner> words;
-    std::optional<BpeEncoder> bpe;
-
-    // Text without added tokens, normalized.
-    void encode_words(std::string_view text, std::vector<int32_t>& ids) {
-        std::string with_space;
-        if (tables.rules->prefix_space && text[0] != ' ') text = with_space = " " + std::string(text);
-        words->start(text);
-        for (std::string_view word; words->next(word);) bpe->encode(word, ids);
-    }
-    void encode(std::string_view raw, std::vector<int32_t>& ids, SpecialText special) {
-        const BpeRules& rules = *tables.rules;
-        const auto append = [&](int32_t id) { ids.push_back(id); };
-        const auto words_of = [&](std::string_view piece) { encode_words(piece, ids); };
-        const auto split = [&](std::string_view text) { rules.normalized_tokens.split(text, special, words_of, append); };
-        const auto normalize = [&](std::string_view text) { rules.normalizer == Normalizer::nfc ? split(nfc(text)) : split(text); };
-        rules.raw_tokens.split(raw, special, normalize, append);
-    }
-};
-
-Encoder::Encoder(const Tokenizer& tokenizer) : state_(new State{*tokenizer.tables_, {}, {}}) {
+Encoder::Encoder(const Tokenizer& tokenizer) : tokenizer_(tokenizer) {
     if (tokenizer.is_bytes()) return;
-    state_->words.emplace(state_->tables.rules->pretokenizer);
-    state_->bpe.emplace(state_->tables.rules->bpe);
+    words_.emplace(tokenizer.rules_->pretokenizer);
+    bpe_.emplace(tokenizer.rules_->bpe);
 }
 
-Encoder::~Encoder() = default;
+// Text without added tokens, normalized.
+void Encoder::encode_words(std::string_view text, std::vector<int32_t>& ids) {
+    std::string with_space;
+    if (tokenizer_.file_.prefix_space && text[0] != ' ') text = with_space = " " + std::string(text);
+    words_->start(text);
+    for (std::string_view word; words_->next(word);) bpe_->encode(word, ids);
+}
 
 void Encoder::encode(std::string_view text, std::vector<int32_t>& ids, SpecialText special) {
-    if (!state_->tables.rules) {
+    if (tokenizer_.is_bytes()) {
         const auto added = ids.insert(ids.end(), text.size(), 0);
         std::transform(text.begin(), text.end(), added, [](char c) { return static_cast<uint8_t>(c); });
         return;
     }
     if (const size_t bad = invalid_utf8(text); bad != std::string_view::npos)
         refuse(Exit::data, "text is not UTF-8 at byte offset {} (0x{:02x}); tokenizer {} needs UTF-8", bad, static_cast<uint8_t>(text[bad]),
-               state_->tables.name);
+               tokenizer_.name());
     if (text.size() > static_cast<size_t>(std::numeric_limits<int32_t>::max()))
         refuse(Exit::data, "a text of {} bytes is too long to be encoded at once; the limit is 2147483647", text.size());
-    state_->encode(text, ids, special);
+    const Tokenizer::Rules& rules = *tokenizer_.rules_;
+    const auto append = [&](int32_t id) { ids.push_back(id); };
+    const auto words_of = [&](std::string_view piece) { encode_words(piece, ids); };
+    const auto split = [&](std::string_view normal) { rules.normalized_tokens.split(normal, special, words_of, append); };
+    const auto normalize = [&](std::string_view raw) { tokenizer_.file_.normalizer == Normalizer::nfc ? split(nfc(raw)) : split(raw); };
+    rules.raw_tokens.split(text, special, normalize, append);
 }
 
 std::string StreamDecoder::push(int32_t id) {

@@ -1,6 +1,7 @@
 // data/tokenizer_json.cpp
 #include "data/tokenizer_json.h"
 
+#include <algorithm>
 #include <array>
 #include <filesystem>
 #include <fstream>
@@ -65,10 +66,11 @@ public:
             read_vocabulary();
             read_merges();
             read_added_tokens();
-            read_normalizer();
+            if (!steps_of("normalizer", "normalizer", "normalizers", {"NFC"}).empty()) file_.normalizer = Normalizer::nfc;
             read_pretokenizer();
-            read_decoder();
-            read_postprocessor();
+            steps_of("decoder", "decoder", "", {"ByteLevel"});
+            for (const json& step : steps_of("post_processor", "post-processor", "processors", {"ByteLevel", "TemplateProcessing"}))
+                if (type_of(step) == "TemplateProcessing") read_template(step);  // ByteLevel moves offsets, not ids
         } catch (const json::exception& error) {
             refuse("has an entry of an unexpected type: {}", error.what());
         }
@@ -96,10 +98,14 @@ private:
         const json& value = field(object, name);
         return value.is_null() || value == false || value == "";
     }
-    // The entries of a "Sequence", or the one that stands alone; none for null.
-    static json steps_of(const json& object, const char* entries) {
+    // What one part of the pipeline does: the entries of a "Sequence", or the one that stands alone; none for null. Other types are refused.
+    json steps_of(const char* part, const char* name, const char* entries, const std::vector<std::string>& known) const {
+        const json& object = field(root_, part);
         if (object.is_null()) return json::array();
-        return type_of(object) == "Sequence" ? object.at(entries) : json::array({object});
+        const json steps = type_of(object) == "Sequence" && object.contains(entries) ? object.at(entries) : json::array({object});
+        for (const json& step : steps)
+            if (std::ranges::find(known, type_of(step)) == known.end()) unsupported("the {} {}", name, type_of(step));
+        return steps;
     }
     static std::string type_of(const json& object) { return object.value("type", std::string("?")); }
     static bool is_on(const json& object, const char* name, bool by_default) { return object.value(name, by_default); }
@@ -181,18 +187,9 @@ private:
         }
     }
 
-    void read_normalizer() {
-        for (const json& step : steps_of(field(root_, "normalizer"), "normalizers")) {
-            if (type_of(step) != "NFC") unsupported("the normalizer {}", type_of(step));
-            file_.normalizer = Normalizer::nfc;
-        }
-    }
-
     void read_pretokenizer() {
         if (field(root_, "pre_tokenizer").is_null()) unsupported("no pre-tokenizer");
-        const json steps = steps_of(field(root_, "pre_tokenizer"), "pretokenizers");
-        for (const json& step : steps)
-            if (type_of(step) != "Split" && type_of(step) != "ByteLevel") unsupported("the pre-tokenizer {}", type_of(step));
+        const json steps = steps_of("pre_tokenizer", "pre-tokenizer", "pretokenizers", {"Split", "ByteLevel"});
         if (steps.size() == 2 && type_of(steps[0]) == "Split" && type_of(steps[1]) == "ByteLevel") {
             read_split(steps[0]);
             // The prefix space would go before every word, a second pattern would run inside of every word.
@@ -214,19 +211,6 @@ private:
         if (split.value("behavior", std::string()) != "Isolated") unsupported("a Split pre-tokenizer that is not \"Isolated\"");
         if (is_on(split, "invert", false)) unsupported("an inverted Split pre-tokenizer");
         file_.pattern = *pattern;
-    }
-
-    void read_decoder() {
-        const json& decoder = field(root_, "decoder");
-        if (!decoder.is_null() && type_of(decoder) != "ByteLevel") unsupported("the decoder {}", type_of(decoder));
-    }
-
-    void read_postprocessor() {
-        for (const json& step : steps_of(field(root_, "post_processor"), "processors")) {
-            if (type_of(step) == "ByteLevel") continue;  // moves offsets, not ids
-            if (type_of(step) != "TemplateProcessing") unsupported("the post-processor {}", type_of(step));
-            read_template(step);
-        }
     }
 
     // "single": special tokens, the text, special tokens.

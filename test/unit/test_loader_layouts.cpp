@@ -77,7 +77,7 @@ std::vector<DataSource> write_sources(const TemporaryFolder& folder) {
     return {{folder / "?.bin"}};
 }
 
-const LoaderOptions options{.seq = seq, .global_batch = global, .vocab = 65536, .mask_prompt = PromptMask::on};
+const LoaderOptions options{.seq = seq, .global_batch = global, .vocab = 65536, .mask_prompt = true};
 
 }  // namespace
 

@@ -1,7 +1,6 @@
 // test/unit/test_token_file.cpp   llm.c and Megatron token files and mask files: reading, writing, and what is refused.
 #include "test/catch.h"
 #include "data/dataset.h"
-#include "data/mask_file.h"
 #include "data/token_file.h"
 #include "data/token_writer.h"
 #include "test/unit/data_files.h"
@@ -260,8 +259,8 @@ TEST_CASE("prompt masks: bits, counts, and masks of other data") {
     const std::vector<uint8_t> prompt = {1, 1, 0, 0, 0, 1, 0, 0, 1, 0, 1};
     {
         MaskWriter writer(folder / "m.mask");
-        writer.append(prompt);
-        writer.append_targets(3);
+        writer.append(prompt, 11);
+        writer.append({}, 3);
         writer.finish();
         writer.commit_as(folder / "m.mask");
     }

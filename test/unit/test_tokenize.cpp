@@ -4,7 +4,6 @@
 #include <zlib.h>
 
 #include "commands/commands.h"
-#include "data/mask_file.h"
 #include "data/tokenize.h"
 #include "data/tokenizer.h"
 #include "test/unit/data_files.h"
@@ -29,6 +28,12 @@ Ids bytes_and_end(const std::string& text) {
     for (const char c : text) ids.push_back(static_cast<uint8_t>(c));
     ids.push_back(256);
     return ids;
+}
+
+std::string text_of(const Tokenizer& tokenizer, const Ids& ids) {
+    std::string text;
+    for (const int32_t id : ids) text += tokenizer.piece(id);
+    return text;
 }
 
 void append(Ids& to, const Ids& from) { to.insert(to.end(), from.begin(), from.end()); }
@@ -162,7 +167,7 @@ TEST_CASE("chat messages: three layouts") {
         for (size_t i = 0; i < ids.size(); ++i) {
             if (mask.is_prompt(static_cast<int64_t>(i)) == prompt) chosen.push_back(ids[i]);
         }
-        return Tokenizer::load(tokenizer).decode(chosen);
+        return text_of(Tokenizer::load(tokenizer), chosen);
     };
     CHECK(decoded("bytes", SpecialText::match, true) == "system: Be kind.\nuser:  Hi <|im_end|>\nassistant:");
     CHECK(decoded("bytes", SpecialText::match, false) == " Hello!\n");

@@ -98,6 +98,12 @@ std::string problem_of(const std::function<void()>& action) {
     return "no problem";
 }
 
+std::string text_of(const Tokenizer& tokenizer, const std::vector<int32_t>& ids) {
+    std::string text;
+    for (const int32_t id : ids) text += tokenizer.piece(id);
+    return text;
+}
+
 // A tokenizer.json on disk for the length of a test.
 class ChangedTokenizer {
 public:
@@ -130,7 +136,7 @@ TEST_CASE("the byte tokenizer takes any bytes and gives them back") {
     const std::vector<int32_t> ids = tokenizer.encode(all);
     REQUIRE(ids.size() == 256);
     for (int b = 0; b < 256; ++b) REQUIRE(ids[b] == b);
-    CHECK(tokenizer.decode(ids) == all);
+    CHECK(text_of(tokenizer, ids) == all);
     CHECK(tokenizer.vocab_size() == 257);
     CHECK(tokenizer.end_of_document() == 256);
     CHECK(tokenizer.piece(256).empty());
@@ -179,7 +185,7 @@ TEST_CASE("decoding gives the text back") {
             const std::string text = fuzz.make(seed);
             std::vector<int32_t> ids;
             encoder.encode(text, ids);
-            REQUIRE(tokenizer.decode(ids) == text);
+            REQUIRE(text_of(tokenizer, ids) == text);
             StreamDecoder stream(tokenizer);
             std::string streamed;
             for (const int32_t id : ids) {
@@ -227,7 +233,7 @@ TEST_CASE("long words are merged in reasonable time") {
     for (const char* unit : {"a", "ab", " ", "\n", "1", "!?"}) {
         std::string text;
         while (text.size() < 200'000) text += unit;
-        CHECK(tokenizer.decode(tokenizer.encode(text)) == text);
+        CHECK(text_of(tokenizer, tokenizer.encode(text)) == text);
     }
 }
 
