@@ -30,7 +30,7 @@ newest_complete() {  # newest_complete RUN: step of the newest checkpoint that h
     find "$work/$1/checkpoints" -maxdepth 1 -regex '.*/step-[0-9]+' -printf '%f\n' 2>/dev/null | sed 's/^step-0*//' | sort -n | tail -n 1 | grep . || echo 0
 }
 leftovers() { find "$work/$1/checkpoints" \( -name '*.tmp' -o -name '*.deleting' -o -name '*.replaced' \) 2>/dev/null | wc -l; }
-first_step() { sed -n "s|^ *\([0-9]*\)/$steps .*|\1|p;" "$work/out" | head -n 1; }  # of the last start; empty when it made none
+first_step() { sed -n "\|^ *[0-9]*/$steps |{s|^ *\([0-9]*\)/.*|\1|p;q}" "$work/out"; }  # of the last start; empty when it made none
 
 begin=$(now_ms)
 start undisturbed
