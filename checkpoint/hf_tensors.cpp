@@ -42,7 +42,7 @@ constexpr Rename llama_layer[] = {{"norm1", "input_layernorm"},          {"atten
 
 const Rename* find_rename(HfFamily family, bool in_layer, const std::string& ours) {
     const auto search = [&](const auto& list) {
-        const auto* it = std::find_if(std::begin(list), std::end(list), [&](const Rename& r) { return ours == r.ours; });
+        const auto* it = std::ranges::find_if(list, [&](const Rename& r) { return ours == r.ours; });
         return it == std::end(list) ? nullptr : it;
     };
     if (family == HfFamily::gpt2) return in_layer ? search(gpt2_layer) : search(gpt2_global);
@@ -92,9 +92,8 @@ const char* model_type(HfFamily family) { return families[static_cast<int>(famil
 const char* architecture(HfFamily family) { return families[static_cast<int>(family)].architecture; }
 
 HfFamily family_of_type(const std::string& type) {
-    for (const FamilyNames& f : families)
-        if (f.family != HfFamily::none && type == f.model_type) return f.family;
-    return HfFamily::none;
+    const auto* found = std::ranges::find_if(families, [&](const FamilyNames& f) { return type == f.model_type; });
+    return found == std::end(families) ? HfFamily::none : found->family;
 }
 
 HfFamily family_of(const ModelConfig& m, std::string* why) {

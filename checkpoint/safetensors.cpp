@@ -77,7 +77,7 @@ SafeTensor parse_entry(const std::string& name, const JsonValue& entry, const Ma
         return list.get<std::vector<int64_t>>();
     };
     const JsonValue& dtype = member("dtype");
-    const auto* type = std::find_if(std::begin(types), std::end(types), [&](const TypeRow& t) { return dtype == t.name; });
+    const auto* type = std::ranges::find_if(types, [&](const TypeRow& t) { return dtype == t.name; });
     if (type == std::end(types)) wrong(file.path(), "tensor '{}' has the unknown dtype {}", name, dtype.dump());
     SafeTensor t{.name = name, .type = static_cast<SafeType>(type - types), .shape = sizes("shape"), .elems = 1};
     const std::vector<int64_t> offsets = sizes("data_offsets");

@@ -54,10 +54,7 @@ constexpr TypeRow types[] = {{TokenType::u8, "uint8", 1, widen<uint8_t>},  {Toke
                              {TokenType::i32, "int32", 4, widen<int32_t>}, {TokenType::u32, "uint32", 4, widen<uint32_t>},
                              {TokenType::i64, "int64", 8, widen<int64_t>}};
 
-const TypeRow& row_of(TokenType type) {
-    return *std::find_if(
-        std::begin(types), std::end(types), [&](const TypeRow& row) { return row.type == type; });
-}
+const TypeRow& row_of(TokenType type) { return *std::ranges::find(types, type, &TypeRow::type); }
 
 }  // namespace
 

@@ -44,7 +44,7 @@ private:
         if (name_ == "config") {
             const std::string file = value();
             for (Assignment& a : read_options(read_text(file, Exit::usage, "configuration file"), file)) of_files.push_back(std::move(a));
-        } else if (const CommandFlag* flag = find_command_flag()) {
+        } else if (const auto flag = std::ranges::find(context_.flags, name_, &CommandFlag::name); flag != context_.flags.end()) {
             assign(*flag, std::holds_alternative<bool*>(flag->into) ? switch_value() : value());
         } else if (const Option* option = find_option(name_ == "inject" ? "debug.inject" : name_)) {
             const bool boolean = std::holds_alternative<Getter<bool>>(option->field);
@@ -54,12 +54,6 @@ private:
         } else {
             refuse_unknown();
         }
-    }
-
-    const CommandFlag* find_command_flag() const {
-        for (const CommandFlag& flag : context_.flags)
-            if (flag.name == name_) return &flag;
-        return nullptr;
     }
 
     std::string value() {

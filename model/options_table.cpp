@@ -164,8 +164,7 @@ std::string plain(double x) {
 std::span<const Option> option_table() { return table; }
 
 const Option* find_option(std::string_view name) {
-    const auto* found =
-        std::find_if(std::begin(table), std::end(table), [&](const Option& o) { return o.name == name; });
+    const auto* found = std::ranges::find(table, name, &Option::name);
     return found == std::end(table) ? nullptr : found;
 }
 
