@@ -4,6 +4,7 @@
 #include <algorithm>
 #include <charconv>
 #include <cmath>
+#include <cstdio>
 #include <sstream>
 
 #include "base/json.h"
@@ -143,21 +144,13 @@ struct Reader {
 
     // kind=nan,step=3, in any order; empty: none
     void into(Inject& to) const {
-        if (!value.is_string()) wrong("must be text such as kind=nan,step=3");
-        Inject fault;
-        std::istringstream parts(value.get<std::string>());
-        for (std::string part; std::getline(parts, part, ',');) {
-            const Json step = part.starts_with("step=") ? number_or_text(part.substr(5)) : Json();
-            if (step.is_number_unsigned()) {
-                fault.step = step.get<int64_t>();
-            } else if (part == "kind=nan") {
-                fault.kind = InjectKind::nan;
-            } else {
-                wrong("must be kind=nan,step=N");
-            }
-        }
-        if ((fault.kind == InjectKind::none) != (fault.step < 1)) wrong("needs both kind=nan and step=N, from 1");
-        to = fault;
+        const std::string text = value.is_string() ? value.get<std::string>() : "?";
+        to = {};
+        if (text.empty()) return;
+        size_t read = 0;
+        for (const char* form : {"kind=nan,step=%ld%zn", "step=%ld,kind=nan%zn"})
+            if (std::sscanf(text.c_str(), form, &to.step, &read) == 1 && read == text.size() && to.step >= 1) to.kind = InjectKind::nan;
+        if (to.kind == InjectKind::none) wrong("must be kind=nan,step=N, with a step from 1");
     }
 
 private:
