@@ -26,6 +26,21 @@ std::string without(const std::string& path, std::string_view ending) {
     return path.ends_with(ending) ? path.substr(0, path.size() - ending.size()) : path;
 }
 
+// The file of the ids that belongs to any name of a token file.
+std::string bin_of(const std::string& path) {
+    const std::string prefix = without(without(path, ".bin"), ".idx");
+    if (is_file(prefix + ".idx")) {
+        if (is_file(prefix + ".bin")) return prefix + ".bin";
+        refuse(Exit::data, "the Megatron index {0}.idx has no {0}.bin beside it", prefix);
+    }
+    std::error_code ignored;
+    if (fs::is_directory(path, ignored))
+        refuse(Exit::data, "{} is a folder; name the token files in it, such as '{}/*.bin'", path, without(path, "/"));
+    for (const std::string& name : {path, prefix + ".bin"})
+        if (is_file(name)) return name;
+    refuse(Exit::data, "there is no token file {}; text is made into one by `trifold data tokenize`", path);
+}
+
 template <class... Args>
 [[noreturn]] void wrong(const std::string& path, fmt::format_string<Args...> why, Args&&... args) {
     refuse(Exit::data, "token file {} {}", path, fmt::format(why, std::forward<Args>(args)...));
@@ -75,30 +90,14 @@ uint64_t sampled_hash(const MappedFile& file) {
     return hash;
 }
 
-TokenFile::Names TokenFile::find(const std::string& path) {
-    const std::string prefix = without(without(path, ".bin"), ".idx");
-    const std::string index = prefix + ".idx";
-    if (is_file(index)) {
-        if (is_file(prefix + ".bin")) return {prefix + ".bin", index};
-        refuse(Exit::data, "the Megatron index {} has no {}.bin beside it", index, prefix);
-    }
-    std::error_code ignored;
-    if (fs::is_directory(path, ignored))
-        refuse(Exit::data, "{} is a folder; name the token files in it, such as '{}/*.bin'", path, without(path, "/"));
-    if (is_file(path)) return {path, ""};
-    if (is_file(prefix + ".bin")) return {prefix + ".bin", ""};
-    refuse(Exit::data, "there is no token file {}; text is made into one by `trifold data tokenize`", path);
-}
-
-TokenFile::TokenFile(const std::string& path) : TokenFile(find(path)) {}
-
-TokenFile::TokenFile(const Names& names) : bin_(names.bin, Exit::data, "token file") {
+TokenFile::TokenFile(const std::string& path) : bin_(bin_of(path), Exit::data, "token file") {
     if (bin_.bytes() == 0) wrong(bin_.path(), "is empty");
-    if (names.index.empty()) {
-        open_llmc();
-    } else {
-        index_.emplace(names.index, Exit::data, "token index");
+    const std::string index = without(bin_.path(), ".bin") + ".idx";
+    if (is_file(index)) {
+        index_.emplace(index, Exit::data, "token index");
         open_megatron();
+    } else {
+        open_llmc();
     }
 }
 

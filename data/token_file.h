@@ -61,11 +61,6 @@ public:
     uint64_t sampled_hash() const;
 
 private:
-    struct Names {
-        std::string bin, index;  // no index: llm.c
-    };
-    static Names find(const std::string& path);
-    explicit TokenFile(const Names& names);
     void open_llmc();
     void open_megatron();
     void check_sequences() const;
@@ -73,7 +68,7 @@ private:
     int64_t document_start(int64_t document) const;
 
     MappedFile bin_;
-    std::optional<MappedFile> index_;
+    std::optional<MappedFile> index_;  // none: llm.c
     TokenType type_ = TokenType::u16;
     int64_t tokens_ = 0;
     int64_t first_byte_ = 0;                        // of the ids in bin_
