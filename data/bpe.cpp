@@ -38,11 +38,6 @@ size_t Bpe::slot_of(uint64_t pair) const {
     return slot;
 }
 
-const Bpe::Entry* Bpe::find(int32_t left, int32_t right) const {
-    const Entry& entry = entries_[slot_of(key_of(left, right))];
-    return entry.pair == no_pair ? nullptr : &entry;
-}
-
 BpeEncoder::BpeEncoder(const Bpe& model) : model_(model), cache_(cache_lines) { static_assert(sizeof(Line) == 64); }
 
 void BpeEncoder::encode(std::string_view word, std::vector<int32_t>& ids) {
@@ -68,10 +63,10 @@ void BpeEncoder::rate(int32_t at) {
     Node& node = nodes_[at];
     node.rank = -1;
     if (node.next < 0) return;
-    const Bpe::Entry* entry = model_.find(node.id, nodes_[node.next].id);
-    if (entry == nullptr) return;
-    node.rank = entry->rank;
-    node.merged = entry->merged;
+    const Bpe::Entry& entry = model_.entries_[model_.slot_of(key_of(node.id, nodes_[node.next].id))];
+    if (entry.pair == no_pair) return;
+    node.rank = entry.rank;
+    node.merged = entry.merged;
     heap_.push_back(static_cast<uint64_t>(node.rank) << 32 | static_cast<uint32_t>(at));
     std::push_heap(heap_.begin(), heap_.end(), std::greater<>());
 }

@@ -33,8 +33,7 @@ private:
         int32_t rank, merged;
     };
     // Open addressing, at most half full; `pair` is left << 32 | right.
-    size_t slot_of(uint64_t pair) const;                   // where it is, or would be
-    const Entry* find(int32_t left, int32_t right) const;  // null: no such merge
+    size_t slot_of(uint64_t pair) const;  // where it is, or would be
 
     BpeTable table_;
     std::vector<Entry> entries_;

@@ -71,7 +71,7 @@ public:
     std::string description() const;
 
 private:
-    class Samples;
+    struct Samples;
     struct State;
     std::unique_ptr<State> state_;
 };

@@ -48,9 +48,7 @@ bool is_newer_than_package(char32_t c) {
 
 // Code points below U+0300 neither combine with what stands before them nor change their order.
 bool surely_normal(std::string_view text) {
-    for (const char c : text)
-        if (static_cast<uint8_t>(c) >= 0xCC) return false;
-    return true;
+    return std::ranges::all_of(text, [](char c) { return static_cast<uint8_t>(c) < 0xCC; });
 }
 
 void append_normalized(std::string_view text, std::string& out) {
