@@ -9,7 +9,6 @@ StageProgram stage_program(const Config& c, int stage, const std::vector<Program
     const int stages = static_cast<int>(c.mesh.pp), virtual_stages = static_cast<int>(c.mesh.virtual_stages);
     StageProgram p{.actions = programs[static_cast<size_t>(stage)], .micros = micros};
     p.slots = assign_slots(p.actions, virtual_stages, micros);
-    for (int chunk = 0; chunk < virtual_stages; ++chunk) p.slots_of_chunks.push_back(most_in_flight(p.actions, chunk));
     if (stages > 1) {
         // Stages that run further ahead than receives are posted would wait for each other when sends wait for receives.
         const TrafficOptions options{.lookahead = std::max(1, static_cast<int>(c.overlap.pp_ahead))};
@@ -21,7 +20,6 @@ StageProgram stage_program(const Config& c, int stage, const std::vector<Program
 }
 
 size_t index_of(Payload p) { return static_cast<size_t>(p); }
-Payload payload_of(Act act) { return act == Act::F ? Payload::activation : Payload::gradient; }
 
 }  // namespace
 
@@ -109,7 +107,7 @@ void Pipeline::run(Stream& compute, const StageProgram& program, RunAction actio
             compute.follow(out_[p].last_use[buffer]);
             out = out_[p].buffers[buffer];
         }
-        const int slot = program.slots[static_cast<size_t>(step.action.chunk * program.micros + step.action.micro)];
+        const int slot = program.slots.of[static_cast<size_t>(step.action.chunk * program.micros + step.action.micro)];
         action(step.action, slot, in, out);
         done[i] = compute.last();
         const Ticket sent = deliver(compute, program, step);

@@ -20,9 +20,8 @@ namespace trifold {
 struct StageProgram {
     Program actions;
     StageTraffic traffic;    // no messages with one stage
-    std::vector<int> slots;  // chunk * micros + micro
+    Slots slots;
     int micros = 0;
-    std::vector<int> slots_of_chunks;
 };
 ScheduleShape schedule_shape(const Config& c, int micros);
 StageProgram training_program(const Config& c, int stage, int micros);

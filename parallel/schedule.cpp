@@ -1,9 +1,11 @@
-// parallel/schedule.cpp   1F1B, interleaved 1F1B and ZB-H1 as lists.
+// parallel/schedule.cpp   1F1B, interleaved 1F1B and ZB-H1 as lists, their slots and their text.
 #include "parallel/schedule.h"
 
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <array>
+#include <utility>
 
 #include "base/error.h"
 
@@ -60,7 +62,6 @@ Program there_and_back(int virtual_stages, int micros) {
 Program interleaved(int stage, const ScheduleShape& shape) {
     const int p = shape.stages, v = shape.virtual_stages;
     if (p == 1) return there_and_back(v, shape.micros);
-    if (v == 1) return one_f_one_b(stage, shape);
     const int whole = (shape.micros + p - 1) / p * p;
     return fill_alternate_drain(forward_order(p, v, whole), v, 2 * (p - stage - 1) + (v - 1) * p, shape.micros);
 }
@@ -81,15 +82,8 @@ Program zero_bubble(int stage, const ScheduleShape& shape) {
 }  // namespace
 
 const char* name_of(ScheduleKind kind) {
-    switch (kind) {
-        case ScheduleKind::one_f_one_b:
-            return "1f1b";
-        case ScheduleKind::interleaved:
-            return "interleaved";
-        case ScheduleKind::zero_bubble:
-            return "zero_bubble";
-    }
-    bug(__FILE__, __LINE__, "unknown kind of schedule");
+    constexpr std::array names{"1f1b", "interleaved", "zero_bubble"};
+    return names.at(static_cast<size_t>(kind));
 }
 
 void check_shape(const ScheduleShape& shape) {
@@ -108,17 +102,10 @@ std::vector<Program> make_schedule(const ScheduleShape& shape) {
     TRIFOLD_ASSERT(shape.stages >= 1 && shape.virtual_stages >= 1 && shape.micros >= 1 && shape.ahead >= 0);
     check_shape(shape);
     std::vector<Program> programs;
-    for (int stage = 0; stage < shape.stages; ++stage) switch (shape.kind) {
-            case ScheduleKind::one_f_one_b:
-                programs.push_back(one_f_one_b(stage, shape));
-                break;
-            case ScheduleKind::interleaved:
-                programs.push_back(interleaved(stage, shape));
-                break;
-            case ScheduleKind::zero_bubble:
-                programs.push_back(zero_bubble(stage, shape));
-                break;
-        }
+    for (int stage = 0; stage < shape.stages; ++stage) {
+        const bool late_weights = shape.kind == ScheduleKind::zero_bubble;
+        programs.push_back(late_weights ? zero_bubble(stage, shape) : shape.virtual_stages > 1 ? interleaved(stage, shape) : one_f_one_b(stage, shape));
+    }
     return programs;
 }
 
@@ -127,6 +114,43 @@ std::vector<Program> make_forward_schedule(int stages, int virtual_stages, int m
     Program program;
     for (const Pass& pass : forward_order(stages, virtual_stages, micros)) program.push_back({Act::F, pass.chunk, pass.micro});
     return std::vector<Program>(static_cast<size_t>(stages), program);
+}
+
+Slots assign_slots(const Program& program, int virtual_stages, int micros) {
+    Act last = Act::F;
+    for (const Action& a : program) last = std::max(last, a.act);
+    std::vector<int> slots(static_cast<size_t>(virtual_stages) * micros, -1), count;
+    std::vector<std::vector<bool>> taken(static_cast<size_t>(virtual_stages));
+    for (const Action& a : program) {
+        std::vector<bool>& of_chunk = taken[a.chunk];
+        int& slot = slots[static_cast<size_t>(a.chunk) * micros + a.micro];
+        if (a.act == Act::F) {
+            const auto free = std::find(of_chunk.begin(), of_chunk.end(), false);
+            slot = static_cast<int>(free - of_chunk.begin());
+            if (free == of_chunk.end()) of_chunk.push_back(false);
+            of_chunk[slot] = true;
+        }
+        TRIFOLD_ASSERT(slot >= 0);  // F comes first
+        if (a.act == last) of_chunk[slot] = false;
+    }
+    for (const std::vector<bool>& of_chunk : taken) count.push_back(static_cast<int>(of_chunk.size()));
+    return {std::move(slots), std::move(count)};
+}
+
+std::string text_of(const Action& action, int virtual_stages) {
+    std::string text = "FBW"[static_cast<size_t>(action.act)] + std::to_string(action.micro);
+    if (virtual_stages > 1) text += "." + std::to_string(action.chunk);
+    return text;
+}
+
+std::vector<std::string> text_of(const std::vector<Program>& programs, int virtual_stages) {
+    std::vector<std::string> lines;
+    for (size_t stage = 0; stage < programs.size(); ++stage) {
+        std::string line = fmt::format("stage {}:", stage);
+        for (const Action& action : programs[stage]) line += " " + text_of(action, virtual_stages);
+        lines.push_back(std::move(line));
+    }
+    return lines;
 }
 
 }  // namespace trifold

@@ -2,12 +2,13 @@
 //
 //   part   The model is cut into stages * virtual_stages parts; chunk c of stage s is part c * stages + s. Activations go from
 //          part k to part k + 1 after F, gradients from part k to part k - 1 after B; both go round the ring of stages.
-//   check  schedule_check.cpp plays all stages together: every action runs exactly once and can start.
 //   moves  schedule_traffic.h derives what each stage sends and receives, and when receives are posted.
 //   times  schedule_simulation.h plays the same lists with seconds.
+//   check  test/unit/schedule_check.h plays all stages together: every action runs exactly once and can start, both ends of every link
+//          agree, and sends that wait for their receives never block for ever. The schedules below pass for every shape; a new one must.
 //
-// p stages, m micro-batches, v chunks per stage; F, B, W: seconds per stage and micro-batch. "Alive" is what stage s holds at most
-// (most_in_flight), in micro-batches of one chunk. The first column is exact where p | m (zero_bubble: m >= p, W <= F, W <= B).
+// p stages, m micro-batches, v chunks per stage; F, B, W: seconds per stage and micro-batch. "Alive" is what stage s holds at most,
+// in micro-batches of one chunk. The first column is exact where p | m (zero_bubble: m >= p, W <= F, W <= B).
 //
 //                idle time      alive on stage s                          source
 //   1f1b         (p-1)(F+B+W)   min(m, p-s)                               Narayanan et al. 2019 (PipeDream-Flush)
@@ -27,7 +28,6 @@ namespace trifold {
 
 // F forward, B backward (input gradient; with the weight gradient where the list has no W), W weight gradient.
 enum class Act : uint8_t { F, B, W };
-char letter_of(Act act);
 
 struct Action {
     Act act = Act::F;
@@ -49,31 +49,21 @@ struct ScheduleShape {
 // 1f1b and zero_bubble have one part of the model per stage, interleaved no `ahead`; else Problem(Exit::usage).
 void check_shape(const ScheduleShape& shape);
 
-// One program per stage, for any number of micro-batches. 1f1b and zero_bubble need virtual_stages = 1, interleaved with
-// more needs ahead = 0, else Problem(Exit::usage).
+// One program per stage, for any number of micro-batches. Checks the shape.
 std::vector<Program> make_schedule(const ScheduleShape& shape);
 // Forward passes only (evaluation), any number of virtual stages.
 std::vector<Program> make_forward_schedule(int stages, int virtual_stages, int micros);
 
-// Plays all stages together. Empty: every action runs exactly once and can start. Else one sentence about the first that cannot:
-// stage, position in the list (counted from 0), action, what it waits for. A list with any W must have all; lists without any B
-// are an evaluation.
-std::string check_schedule(const std::vector<Program>& programs, int virtual_stages, int micros);
-
-// The most micro-batches of one chunk that are between F and the end of their last action (B, or W) at any time; and of all
-// chunks together.
-int most_in_flight(const Program& program, int chunk);
-int most_in_flight(const Program& program);
-
-// Where each micro-batch keeps what it needs between F and its last action: element chunk * micros + micro is a slot of that
-// chunk, the smallest one free at its F. Slots of a chunk are numbered 0 ... most_in_flight(program, chunk) - 1.
-std::vector<int> assign_slots(const Program& program, int virtual_stages, int micros);
+// Where each micro-batch keeps what it needs between F and its last action: W where the list has any, else B, else (evaluation) F itself.
+struct Slots {
+    std::vector<int> of;     // chunk * micros + micro: a slot of that chunk, the smallest one free at its F
+    std::vector<int> count;  // by chunk: the most micro-batches that need one at any time
+};
+Slots assign_slots(const Program& program, int virtual_stages, int micros);
 
 // "F3", or "F3.1" for chunk 1 when the stages have several chunks.
 std::string text_of(const Action& action, int virtual_stages);
 // One line per stage: "stage 0: F0 F1 B0 B1".
 std::vector<std::string> text_of(const std::vector<Program>& programs, int virtual_stages);
-// The same read back. Throws Problem(Exit::usage) with line and word.
-std::vector<Program> parse_schedule(const std::string& text);
 
 }  // namespace trifold

@@ -33,7 +33,7 @@ struct Timing {
     std::vector<std::vector<double>> start_s, end_s;  // per stage and action
 };
 
-// For programs that check_schedule accepts.
+// For programs in which every action can start.
 Timing simulate(const std::vector<Program>& programs, int virtual_stages, const ScheduleCosts& costs);
 
 }  // namespace trifold

@@ -27,7 +27,8 @@
 namespace trifold {
 
 enum class Payload : uint8_t { activation, gradient };
-const char* name_of(Payload payload);
+// What F, or B, takes in and leaves. W has no messages.
+inline Payload payload_of(Act act) { return act == Act::F ? Payload::activation : Payload::gradient; }
 
 // One message as one end sees it.
 struct Transfer {
@@ -64,17 +65,8 @@ struct TrafficOptions {
     int send_buffers = 1;  // an action that sends runs when at most send_buffers - 1 earlier sends are incomplete; at least 1
 };
 
-// The traffic of all stages, for programs that check_schedule accepts. Stage s of the result is all that a runner on
-// stage s needs.
+// The traffic of all stages, for programs in which every action can start. Stage s of the result is all that a runner on stage s needs.
 std::vector<StageTraffic> derive_traffic(const std::vector<Program>& programs, int virtual_stages,
                                          const TrafficOptions& options = {});
-
-// Both ends of each directed link have the same messages in the same order, each step takes in what was sent for it after it was
-// posted, and no buffer is used twice at a time. Empty, or one sentence about the first link, message or step that is wrong.
-std::string check_links(const std::vector<StageTraffic>& traffic, int virtual_stages);
-
-// Plays all stages with sends that complete only at their receives. A receive is posted as late as its step allows: when all
-// actions before that step are done. Empty, or one sentence about stages that wait for each other for ever.
-std::string check_rendezvous(const std::vector<StageTraffic>& traffic);
 
 }  // namespace trifold

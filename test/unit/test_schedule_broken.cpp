@@ -4,10 +4,10 @@
 #include <string>
 #include <vector>
 
-#include "parallel/schedule.h"
-#include "parallel/schedule_traffic.h"
+#include "test/unit/schedule_check.h"
 
 using namespace trifold;
+using namespace trifold::schedule_test;
 
 namespace {
 
