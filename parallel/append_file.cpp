@@ -2,34 +2,30 @@
 #include "parallel/append_file.h"
 
 #include <fcntl.h>
-#include <fmt/format.h>
 #include <unistd.h>
 
 #include <cerrno>
 #include <cstring>
+#include <utility>
 
-#include "base/error.h"
+#include "base/refuse.h"
 
 namespace trifold {
 
 AppendFile::AppendFile(std::string path, Start start, std::FILE* complaints)
     : path_(std::move(path)), complaints_(complaints) {
     const int keep = start == Start::empty ? O_TRUNC : 0;
-    fd_ = ::open(path_.c_str(), O_RDWR | O_CREAT | O_APPEND | O_CLOEXEC | keep, 0644);
-    if (fd_ < 0) {
-        throw Problem(Exit::usage, fmt::format("cannot open {} for writing: {}; choose another --run.dir or make room",
-                                               path_, std::strerror(errno)));
-    }
+    fd_ = Fd(::open(path_.c_str(), O_RDWR | O_CREAT | O_APPEND | O_CLOEXEC | keep, 0644));
+    if (!fd_) refuse(Exit::usage, "cannot open {} for writing: {}; choose another --run.dir or make room", path_, std::strerror(errno));
     char last = '\n';
-    const off_t bytes = ::lseek(fd_, 0, SEEK_END);
-    if (start == Start::next_line && bytes > 0 && ::pread(fd_, &last, 1, bytes - 1) == 1 && last != '\n')
+    const off_t bytes = ::lseek(fd_.get(), 0, SEEK_END);
+    if (start == Start::next_line && bytes > 0 && ::pread(fd_.get(), &last, 1, bytes - 1) == 1 && last != '\n')
         waiting_ = "\n";
 }
 
 AppendFile::~AppendFile() {
     if (!flush()) lost_ += waiting_records_;
     if (lost_ > 0) complain(fmt::format("{}: {} records are lost", path_, lost_));
-    ::close(fd_);
 }
 
 bool AppendFile::append(std::string_view record) {
@@ -47,7 +43,7 @@ bool AppendFile::flush() {
     size_t written = 0;
     int error = 0;
     while (written < waiting_.size() && error == 0) {
-        const ssize_t n = ::write(fd_, waiting_.data() + written, waiting_.size() - written);
+        const ssize_t n = ::write(fd_.get(), waiting_.data() + written, waiting_.size() - written);
         if (n > 0) {
             written += static_cast<size_t>(n);
         } else if (n == 0 || errno != EINTR) {
@@ -59,7 +55,7 @@ bool AppendFile::flush() {
         waiting_records_ = 0;
         return true;
     }
-    if (failures_++ == 0) {
+    if (!std::exchange(complained_, true)) {
         complain(fmt::format("cannot write {}: {}; the run goes on, up to {} MiB are kept back and tried again", path_,
                              std::strerror(error), max_waiting_bytes >> 20));
     }

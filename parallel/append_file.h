@@ -9,6 +9,8 @@
 #include <string>
 #include <string_view>
 
+#include "base/fd.h"
+
 namespace trifold {
 
 class AppendFile {
@@ -17,7 +19,8 @@ public:
         empty,      // what was in the file is gone
         next_line,  // behind what is there; a line that was cut off is ended
     };
-    // Throws Problem(Exit::usage) when the file cannot be opened. Complaints go to `complaints`.
+    // Throws Problem(Exit::usage) when the file cannot be opened. Complaints go to `complaints`: the first failure, and how many records are lost
+    // in the end.
     AppendFile(std::string path, Start start, std::FILE* complaints);
     ~AppendFile();
     AppendFile(const AppendFile&) = delete;
@@ -25,9 +28,6 @@ public:
 
     // False: some of it is still waiting (or, with too much waiting already, the record is lost).
     bool append(std::string_view record);
-    int64_t failures() const { return failures_; }  // records after which something was left waiting
-    int64_t lost() const { return lost_; }          // records that were given up
-    const std::string& path() const { return path_; }
 
     static constexpr size_t max_waiting_bytes = 4 << 20;
 
@@ -37,9 +37,10 @@ private:
 
     std::string path_;
     std::FILE* complaints_;
-    int fd_ = -1;
+    Fd fd_;
     std::string waiting_;
-    int64_t waiting_records_ = 0, failures_ = 0, lost_ = 0;
+    int64_t waiting_records_ = 0, lost_ = 0;
+    bool complained_ = false;
 };
 
 }  // namespace trifold

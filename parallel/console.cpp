@@ -9,6 +9,7 @@
 #include <cerrno>
 #include <cmath>
 #include <cstring>
+#include <utility>
 
 #include "base/text.h"
 
@@ -23,11 +24,6 @@ int terminal_width(std::FILE* out) {
     winsize size{};
     const int fd = ::fileno(out);
     return fd >= 0 && ::isatty(fd) == 1 && ::ioctl(fd, TIOCGWINSZ, &size) == 0 ? size.ws_col : 0;
-}
-
-int width_of(std::FILE* out) {
-    const int width = terminal_width(out);
-    return width > 0 ? width : 80;
 }
 
 // mpirun gives its ranks a terminal without a size, whatever its own output is.
@@ -75,10 +71,9 @@ void Console::step(const StepRecord& r) {
         line(fmt::format("{:>{}} {:>9} {:>9} {:>9} {:>9} {:>7} {:>10} {:>9} {:>7}{}", "step", position(0).size(),
                          "loss", "grad norm", "lr", "tokens/s", "MFU", "memory", "step time", "left", mfu));
     }
-    const double left_s = typical_step_s_ * static_cast<double>(std::max<int64_t>(options_.steps - r.step, 0));
     line(fmt::format("{} {:>9.4f} {:>9.4f} {:>9.2e} {:>9} {:>7} {:>10} {:>9} {:>7}", position(r.step), unsigned_nan(r.loss),
                      unsigned_nan(r.grad_norm), r.lr, with_prefix(r.tokens_per_s), percent(r.mfu), human_bytes(r.mem_bytes),
-                     human_seconds(r.step_s), human_seconds(left_s)));
+                     human_seconds(r.step_s), time_left()));
 }
 
 void Console::evaluation(int64_t step, double val_loss) {
@@ -96,13 +91,17 @@ std::string Console::position(int64_t step) const {
     return fmt::format("{:>{}}/{}", step, steps.size(), steps);
 }
 
+std::string Console::time_left() const {
+    return human_seconds(typical_step_s_ * static_cast<double>(std::max<int64_t>(options_.steps - step_, 0)));
+}
+
 // [#########...........]  45%  450/1000  2m10s left
 void Console::draw_bar() {
     drawn_ = std::chrono::steady_clock::now();
     const double done = options_.steps > 0 ? static_cast<double>(step_) / static_cast<double>(options_.steps) : 0;
-    const double left_s = typical_step_s_ * static_cast<double>(std::max<int64_t>(options_.steps - step_, 0));
-    const std::string text = fmt::format(" {:3.0f}%  {}  {} left", 100 * done, position(step_), human_seconds(left_s));
-    const int room = std::min(width_of(options_.out) - 1, 100) - static_cast<int>(text.size()) - 2;
+    const std::string text = fmt::format(" {:3.0f}%  {}  {} left", 100 * done, position(step_), time_left());
+    const int width = terminal_width(options_.out);
+    const int room = std::min((width > 0 ? width : 80) - 1, 100) - static_cast<int>(text.size()) - 2;
     if (room < 5) return write(erase_line + text);
     const int filled = static_cast<int>(std::clamp(done, 0.0, 1.0) * room);
     write(fmt::format("{}[{:#<{}}{:.<{}}]{}", erase_line, "", filled, "", room - filled, text));
@@ -114,10 +113,8 @@ void Console::write(const std::string& text) {
     if (ok) return;
     const int error = errno;
     std::clearerr(options_.out);
-    if (failures_++ == 0) {
-        std::fprintf(options_.complaints, "cannot write to standard output: %s; the run goes on\n",
-                     std::strerror(error));
-    }
+    if (!std::exchange(complained_, true))
+        std::fprintf(options_.complaints, "cannot write to standard output: %s; the run goes on\n", std::strerror(error));
 }
 
 }  // namespace trifold

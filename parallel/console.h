@@ -17,17 +17,17 @@ public:
     void step(const StepRecord& record);
     void evaluation(int64_t step, double val_loss);
     void line(const std::string& text);
-    int64_t failures() const { return failures_; }
 
 private:
     std::string position(int64_t step) const;
+    std::string time_left() const;
     void draw_bar();
     void write(const std::string& text);
 
     const TelemetryOptions options_;
     const bool bar_;
-    bool header_written_ = false;
-    int64_t step_ = 0, records_ = 0, failures_ = 0;
+    bool header_written_ = false, complained_ = false;
+    int64_t step_ = 0, records_ = 0;
     double typical_step_s_ = 0;  // moving average
     std::chrono::steady_clock::time_point drawn_;
 };

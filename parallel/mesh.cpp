@@ -1,15 +1,13 @@
 #include "parallel/mesh.h"
 
+#include <array>
+#include <cstddef>
+
 namespace trifold {
 
 const char* name_of(Axis axis) {
-    switch (axis) {
-        case Axis::tp: return "tp";
-        case Axis::cp: return "cp";
-        case Axis::dp: return "dp";
-        case Axis::pp: return "pp";
-    }
-    return "?";
+    constexpr std::array names{"tp", "cp", "dp", "pp"};
+    return names.at(static_cast<size_t>(axis));
 }
 
 int Coordinates::along(Axis axis) const { return axis == Axis::tp ? tp : axis == Axis::cp ? cp : axis == Axis::dp ? dp : pp; }

@@ -15,11 +15,6 @@ constexpr size_t most_groups = 3;    // of ranks with values of their own
 constexpr size_t most_columns = 60;  // of a value
 constexpr size_t columns_before = 12;
 
-// What two values have in common at the beginning.
-size_t common_prefix(const std::string& a, const std::string& b) {
-    return static_cast<size_t>(std::ranges::mismatch(a, b).in1 - a.begin());
-}
-
 // A part of the value that holds column `place`.
 std::string shortened(const std::string& value, size_t place) {
     if (value.size() <= most_columns) return value;
@@ -62,7 +57,7 @@ std::string disagreement(const std::string& what, const std::vector<std::string>
             sentence += fmt::format(", others {} more values", groups.size() - 1 - g);
             break;
         }
-        place = common_prefix(value, norm);
+        place = static_cast<size_t>(std::ranges::mismatch(value, norm).in1 - value.begin());
         const std::string verb = g > 0 ? "" : fmt::format(" {} {}", ranks.size() == 1 ? "has" : "have", what);
         sentence += fmt::format("{}{}{} '{}'", g > 0 ? ", " : "", ranks_text(ranks), verb, shortened(value, place));
     }

@@ -9,14 +9,13 @@ namespace trifold {
 namespace {
 
 // A signal handler has no argument that could carry state, so this is the one variable outside any object.
-std::atomic<int> first_signal = 0;
-static_assert(std::atomic<int>::is_always_lock_free);
-
-int code_of(int signal) { return static_cast<int>(signal == SIGINT ? Exit::interrupted : Exit::terminated); }
+std::atomic<StopRequest> first_request = StopRequest::none;
+static_assert(std::atomic<StopRequest>::is_always_lock_free);
 
 void on_stop_signal(int signal) {
-    int none = 0;
-    if (!first_signal.compare_exchange_strong(none, signal)) ::_exit(code_of(signal));
+    const StopRequest request = signal == SIGINT ? StopRequest::interrupt : StopRequest::terminate;
+    StopRequest none = StopRequest::none;
+    if (!first_request.compare_exchange_strong(none, request)) ::_exit(static_cast<int>(exit_code(request)));
 }
 
 }  // namespace
@@ -28,19 +27,11 @@ StopRequest request_of(double sum) {
 }
 
 Exit exit_code(StopRequest request) {
-    switch (request) {
-        case StopRequest::none:
-            return Exit::ok;
-        case StopRequest::interrupt:
-            return Exit::interrupted;
-        case StopRequest::terminate:
-            return Exit::terminated;
-    }
-    return Exit::ok;
+    return request == StopRequest::none ? Exit::ok : request == StopRequest::interrupt ? Exit::interrupted : Exit::terminated;
 }
 
 SignalHandlers::SignalHandlers() {
-    first_signal = 0;
+    first_request = StopRequest::none;
     install(SIGINT, on_stop_signal);
     install(SIGTERM, on_stop_signal);
     install(SIGPIPE, SIG_IGN);
@@ -65,10 +56,6 @@ void SignalHandlers::install(int signal, void (*handler)(int)) {
     previous_.push_back(previous);
 }
 
-StopRequest SignalHandlers::requested() const {
-    const int signal = first_signal.load();
-    if (signal == 0) return StopRequest::none;
-    return signal == SIGINT ? StopRequest::interrupt : StopRequest::terminate;
-}
+StopRequest SignalHandlers::requested() const { return first_request; }
 
 }  // namespace trifold

@@ -3,7 +3,6 @@
 
 #include <fcntl.h>
 #include <fmt/chrono.h>
-#include <fmt/format.h>
 #include <unistd.h>
 
 #include <cerrno>
@@ -15,7 +14,8 @@
 #include <nlohmann/json.hpp>
 #include <optional>
 
-#include "base/error.h"
+#include "base/fd.h"
+#include "base/refuse.h"
 #include "parallel/append_file.h"
 #include "parallel/console.h"
 #include "parallel/tensorboard.h"
@@ -38,18 +38,16 @@ std::string utc_now() {
 std::string make_folder(const std::string& path) {
     std::error_code error;
     std::filesystem::create_directories(path, error);
-    if (error) {
-        throw Problem(Exit::usage, fmt::format("cannot create the run directory {}: {}; choose another --run.dir", path,
-                                               error.message()));
-    }
+    if (error) refuse(Exit::usage, "cannot create the run directory {}: {}; choose another --run.dir", path, error.message());
     return path;
 }
 
-// What of metrics.jsonl does not belong to the run any more.
+// What of metrics.jsonl did not belong to the run any more.
 struct Superseded {
-    int64_t offset = 0;  // it begins here
+    int64_t offset = 0;  // it began here
     std::string text;
     int64_t lines = 0;
+    std::string error;  // why it is still there
 };
 
 // Everything from the first line of a later step on, or else a last line that was cut off.
@@ -72,26 +70,18 @@ Superseded find_superseded(const std::string& path, int64_t step) {
     return found;
 }
 
-// Returns what went wrong, or nothing. The copy is on disk before the original is cut, so nothing is lost in between.
-std::string move_lines(const std::string& from, const Superseded& lines, const std::string& to) {
-    const int fd = ::open(to.c_str(), O_WRONLY | O_CREAT | O_APPEND | O_CLOEXEC, 0644);
-    errno = fd < 0 ? errno : ENOSPC;  // what a short write means
-    const bool copied = fd >= 0 && ::write(fd, lines.text.data(), lines.text.size()) == std::ssize(lines.text);
-    const bool moved = copied && ::fsync(fd) == 0 && ::truncate(from.c_str(), lines.offset) == 0;
-    const std::string error = moved ? "" : std::strerror(errno);
-    if (fd >= 0) ::close(fd);
-    return error;
-}
-
-struct Moved {
-    int64_t lines = 0;
-    std::string error;
-};
-
-Moved supersede_metrics(const std::string& dir, int64_t resumed_step) {
-    const Superseded lines = find_superseded(dir + "/metrics.jsonl", resumed_step);
-    if (lines.lines == 0) return {};
-    return {lines.lines, move_lines(dir + "/metrics.jsonl", lines, dir + "/metrics.superseded.jsonl")};
+// The copy is on disk before the original is cut, so nothing is lost in between.
+Superseded move_superseded(const std::string& dir, int64_t resumed_step) {
+    const std::string from = dir + "/metrics.jsonl", to = dir + "/metrics.superseded.jsonl";
+    Superseded found = find_superseded(from, resumed_step);
+    if (found.lines == 0) return found;
+    const Fd fd(::open(to.c_str(), O_WRONLY | O_CREAT | O_APPEND | O_CLOEXEC, 0644));
+    errno = fd ? ENOSPC : errno;  // what a short write means
+    const bool copied = fd && ::write(fd.get(), found.text.data(), found.text.size()) == std::ssize(found.text);
+    const bool moved = copied && ::fsync(fd.get()) == 0 && ::truncate(from.c_str(), found.offset) == 0;
+    if (!moved) found.error = std::strerror(errno);
+    found.text.clear();
+    return found;
 }
 
 }  // namespace
@@ -99,33 +89,36 @@ Moved supersede_metrics(const std::string& dir, int64_t resumed_step) {
 struct Telemetry::State {
     const std::string dir;
     const TelemetryOptions options;
-    const Moved superseded;  // before metrics.jsonl is opened
-    mutable std::mutex mutex;
+    const Superseded superseded;  // before metrics.jsonl is opened
+    std::mutex mutex;
     AppendFile metrics, events;
-    std::optional<TensorboardFile> tensorboard;
+    std::optional<AppendFile> tensorboard;
     Console console;
 
     State(const std::string& run_dir, const TelemetryOptions& o)
         : dir(make_folder(run_dir)),
           options(o),
-          superseded(supersede_metrics(dir, o.resumed_step)),
+          superseded(move_superseded(dir, o.resumed_step)),
           metrics(dir + "/metrics.jsonl", AppendFile::Start::next_line, o.complaints),
           events(dir + "/events.jsonl", AppendFile::Start::next_line, o.complaints),
           console(o) {
-        if (o.tensorboard) tensorboard.emplace(make_folder(dir + "/tensorboard"), o.resumed_step + 1, o.complaints);
+        if (!o.tensorboard) return;
+        tensorboard.emplace(make_folder(dir + "/tensorboard") + "/" + tensorboard_file_name(), AppendFile::Start::empty, o.complaints);
+        tensorboard->append(tensorboard_start(o.resumed_step + 1));
+    }
+    void to_tensorboard(int64_t step, const std::vector<Scalar>& values) {
+        if (tensorboard) tensorboard->append(tensorboard_scalars(step, values));
     }
 };
 
 Telemetry::Telemetry(const std::string& run_dir, const TelemetryOptions& options)
     : state_(std::make_unique<State>(run_dir, options)) {
-    const auto& [lines, error] = state_->superseded;
+    const auto& [offset, text, lines, error] = state_->superseded;
     if (lines == 0) return;
     const std::string outcome = error.empty() ? "moved to metrics.superseded.jsonl" : "not moved: " + error;
     event("metrics_superseded", {{"resumed_step", options.resumed_step}, {"lines", lines}, {"outcome", outcome}});
-    if (error.empty()) return;
-    const std::string text =
-        fmt::format("{}/metrics.jsonl: {} lines after step {} {}\n", run_dir, lines, options.resumed_step, outcome);
-    std::fputs(text.c_str(), options.complaints);
+    if (!error.empty())
+        fmt::print(options.complaints, "{}/metrics.jsonl: {} lines after step {} {}\n", run_dir, lines, options.resumed_step, outcome);
 }
 
 Telemetry::~Telemetry() = default;
@@ -139,26 +132,20 @@ void Telemetry::step(const StepRecord& r) {
         {"exposed_s", exposed}, {"bubble_s", r.bubble_s}, {"mem_bytes", r.mem_bytes}};
     const std::lock_guard lock(state_->mutex);
     state_->metrics.append(line_of(object));
-    if (state_->tensorboard) {
-        state_->tensorboard->scalars(r.step, {{"loss", r.loss},
-                                              {"grad_norm", r.grad_norm},
-                                              {"lr", r.lr},
-                                              {"tokens_per_s", r.tokens_per_s},
-                                              {"mfu", r.mfu}});
-    }
+    state_->to_tensorboard(r.step, {{"loss", r.loss}, {"grad_norm", r.grad_norm}, {"lr", r.lr}, {"tokens_per_s", r.tokens_per_s}, {"mfu", r.mfu}});
     state_->console.step(r);
 }
 
 void Telemetry::evaluation(int64_t step, double val_loss) {
     const std::lock_guard lock(state_->mutex);
     state_->metrics.append(line_of({{"step", step}, {"val_loss", val_loss}}));
-    if (state_->tensorboard) state_->tensorboard->scalars(step, {{"val_loss", val_loss}});
+    state_->to_tensorboard(step, {{"val_loss", val_loss}});
     state_->console.evaluation(step, val_loss);
 }
 
 void Telemetry::event(const std::string& kind, const std::vector<EventField>& fields) {
     Json object = {{"time", utc_now()}, {"kind", kind}};
-    for (const EventField& f : fields) std::visit([&](const auto& value) { object[f.key] = value; }, f.value);
+    for (const auto& [key, field] : fields) std::visit([&](const auto& value) { object[key] = value; }, field);
     const std::lock_guard lock(state_->mutex);
     state_->events.append(line_of(object));
 }
@@ -166,12 +153,6 @@ void Telemetry::event(const std::string& kind, const std::vector<EventField>& fi
 void Telemetry::say(const std::string& line) {
     const std::lock_guard lock(state_->mutex);
     state_->console.line(line);
-}
-
-int64_t Telemetry::failed_writes() const {
-    const std::lock_guard lock(state_->mutex);
-    const int64_t board = state_->tensorboard ? state_->tensorboard->failures() : 0;
-    return state_->metrics.failures() + state_->events.failures() + board + state_->console.failures();
 }
 
 }  // namespace trifold

@@ -11,7 +11,6 @@
 //              metrics.superseded.jsonl, which an event notes: metrics.jsonl then has each step once, and what led to a
 //              roll-back can still be looked at. TensorBoard is told to drop the same steps.
 #pragma once
-#include <concepts>
 #include <cstdint>
 #include <cstdio>
 #include <memory>
@@ -42,17 +41,7 @@ struct StepRecord {
     int64_t mem_bytes = 0;
 };
 
-struct EventField {
-    template <std::integral I>
-    EventField(std::string k, I v) : key(std::move(k)), value(static_cast<int64_t>(v)) {
-        if constexpr (std::same_as<I, bool>) value = v;
-    }
-    EventField(std::string k, double v) : key(std::move(k)), value(v) {}
-    EventField(std::string k, std::string v) : key(std::move(k)), value(std::move(v)) {}
-
-    std::string key;
-    std::variant<bool, int64_t, double, std::string> value;
-};
+using EventField = std::pair<std::string, std::variant<bool, int64_t, double, std::string>>;
 
 enum class ConsoleStyle : uint8_t { automatic, lines, bar };  // automatic: a bar when the output is a terminal
 
@@ -80,7 +69,6 @@ public:
     void evaluation(int64_t step, double val_loss);
     void event(const std::string& kind, const std::vector<EventField>& fields = {});
     void say(const std::string& line);  // one line on stdout, above the progress bar
-    int64_t failed_writes() const;
 
 private:
     struct State;

@@ -9,6 +9,8 @@
 #include <chrono>
 #include <cstring>
 
+#include "parallel/identity.h"
+
 namespace trifold {
 namespace {
 
@@ -49,13 +51,6 @@ std::string framed(const std::string& message) {
     return length + masked(length) + message + masked(message);
 }
 
-// TensorBoard reads the files of a folder in the order of their names.
-std::string file_name() {
-    std::array<char, 256> host{};
-    ::gethostname(host.data(), host.size() - 1);
-    return fmt::format("events.out.tfevents.{:017.6f}.{}.{}", seconds_since_1970(), host.data(), ::getpid());
-}
-
 }  // namespace
 
 uint32_t crc32c(std::string_view bytes) {
@@ -73,19 +68,19 @@ uint32_t crc32c(std::string_view bytes) {
     return ~crc;
 }
 
-TensorboardFile::TensorboardFile(const std::string& directory, int64_t first_step, std::FILE* complaints)
-    : file_(directory + "/" + file_name(), AppendFile::Start::empty, complaints) {
-    file_.append(framed(event(0, field(3, std::string("brain.Event:2")))));
-    const int64_t session_start = 1;
-    file_.append(framed(event(first_step, field(7, field(1, session_start)))));
+std::string tensorboard_file_name() {
+    return fmt::format("events.out.tfevents.{:017.6f}.{}.{}", seconds_since_1970(), host_name(), ::getpid());
 }
 
-void TensorboardFile::scalars(int64_t step, const std::vector<Scalar>& values) {
+std::string tensorboard_start(int64_t first_step) {
+    const int64_t session_start = 1;
+    return framed(event(0, field(3, std::string("brain.Event:2")))) + framed(event(first_step, field(7, field(1, session_start))));
+}
+
+std::string tensorboard_scalars(int64_t step, const std::vector<Scalar>& values) {
     std::string summary;
-    for (const Scalar& s : values) {
-        summary += field(1, field(1, std::string(s.tag)) + field(2, static_cast<float>(s.value)));
-    }
-    file_.append(framed(event(step, field(5, summary))));
+    for (const Scalar& s : values) summary += field(1, field(1, std::string(s.tag)) + field(2, static_cast<float>(s.value)));
+    return framed(event(step, field(5, summary)));
 }
 
 }  // namespace trifold

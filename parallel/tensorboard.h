@@ -8,12 +8,9 @@
 // Source    tensorflow/core/util/event.proto, summary.proto, lib/io/record_writer.h
 #pragma once
 #include <cstdint>
-#include <cstdio>
 #include <string>
 #include <string_view>
 #include <vector>
-
-#include "parallel/append_file.h"
 
 namespace trifold {
 
@@ -22,17 +19,11 @@ struct Scalar {
     double value;
 };
 
-class TensorboardFile {
-public:
-    // A new file in `directory`. Steps from `first_step` on in older files there are dropped by TensorBoard.
-    TensorboardFile(const std::string& directory, int64_t first_step, std::FILE* complaints);
-    void scalars(int64_t step, const std::vector<Scalar>& values);
-    int64_t failures() const { return file_.failures(); }
-    const std::string& path() const { return file_.path(); }
-
-private:
-    AppendFile file_;
-};
+// A name that sorts behind those of older files: TensorBoard reads the files of a folder in the order of their names.
+std::string tensorboard_file_name();
+// How a file begins. Steps from `first_step` on in older files of the folder are dropped by TensorBoard.
+std::string tensorboard_start(int64_t first_step);
+std::string tensorboard_scalars(int64_t step, const std::vector<Scalar>& values);
 
 // Castagnoli's polynomial, reflected.
 uint32_t crc32c(std::string_view bytes);

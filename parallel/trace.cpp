@@ -3,6 +3,7 @@
 
 #include <fmt/format.h>
 
+#include <chrono>
 #include <cstdint>
 #include <filesystem>
 #include <map>
@@ -81,7 +82,8 @@ StreamObserver Trace::stream_observer() {
     };
 }
 
-void Trace::write(std::string_view track, std::string_view name, StreamTime begin, StreamTime end) {
+void Trace::span(std::string_view track, std::string_view name, StreamTime begin, StreamTime end) {
+    if (!on()) return;
     State& s = *state_;
     const std::lock_guard lock(s.mutex);
     const int number = s.track_number(track);

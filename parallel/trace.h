@@ -4,7 +4,6 @@
 // can be loaded together. The file is a JSON array whose last bracket is written at the end; both viewers accept it
 // without, so a run that was cut short is still readable.
 #pragma once
-#include <chrono>
 #include <cstdio>
 #include <memory>
 #include <string>
@@ -16,7 +15,7 @@ namespace trifold {
 
 class Trace {
 public:
-    Trace();  // off: every call is one comparison
+    Trace();  // off: no call does anything
     // Creates run_dir/trace/rank-RANK.json; throws Problem(Exit::usage) when that is impossible.
     // `clock_offset_ns` makes this host's clock that of rank 0's.
     Trace(const std::string& run_dir, int rank, int64_t clock_offset_ns = 0, std::FILE* complaints = stderr);
@@ -26,37 +25,13 @@ public:
 
     bool on() const { return state_ != nullptr; }
     // May be called from several threads.
-    void span(std::string_view track, std::string_view name, StreamTime begin, StreamTime end) {
-        if (on()) write(track, name, begin, end);
-    }
+    void span(std::string_view track, std::string_view name, StreamTime begin, StreamTime end);
     // Makes a span of each operation of an engine; empty when the trace is off. The trace must outlive the engine.
     StreamObserver stream_observer();
 
 private:
-    void write(std::string_view track, std::string_view name, StreamTime begin, StreamTime end);
     struct State;
     std::unique_ptr<State> state_;
-};
-
-// A span from here to the end of the block. Track and name are literals.
-class TraceSpan {
-public:
-    TraceSpan(Trace& trace, const char* track, const char* name)
-        : trace_(trace),
-          track_(track),
-          name_(name),
-          begin_(trace.on() ? std::chrono::steady_clock::now() : StreamTime()) {}
-    ~TraceSpan() {
-        if (trace_.on()) trace_.span(track_, name_, begin_, std::chrono::steady_clock::now());
-    }
-    TraceSpan(const TraceSpan&) = delete;
-    TraceSpan& operator=(const TraceSpan&) = delete;
-
-private:
-    Trace& trace_;
-    const char* track_;
-    const char* name_;
-    StreamTime begin_;
 };
 
 }  // namespace trifold
