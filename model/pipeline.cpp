@@ -6,16 +6,12 @@ namespace trifold {
 namespace {
 
 StageProgram stage_program(const Config& c, int stage, const std::vector<Program>& programs, int micros) {
-    const int stages = static_cast<int>(c.mesh.pp), virtual_stages = static_cast<int>(c.mesh.virtual_stages);
+    const int virtual_stages = static_cast<int>(c.mesh.virtual_stages);
     StageProgram p{.actions = programs[static_cast<size_t>(stage)], .micros = micros};
     p.slots = assign_slots(p.actions, virtual_stages, micros);
-    if (stages > 1) {
-        // Stages that run further ahead than receives are posted would wait for each other when sends wait for receives.
-        const TrafficOptions options{.lookahead = std::max(1, static_cast<int>(c.overlap.pp_ahead))};
-        p.traffic = derive_traffic(programs, virtual_stages, options)[static_cast<size_t>(stage)];
-    } else {
-        for (const Action& a : p.actions) p.traffic.steps.push_back({.action = a});
-    }
+    // Stages that run further ahead than receives are posted would wait for each other when sends wait for receives.
+    const TrafficOptions options{.lookahead = std::max(1, static_cast<int>(c.overlap.pp_ahead))};
+    p.traffic = derive_traffic(programs, virtual_stages, options)[static_cast<size_t>(stage)];
     return p;
 }
 

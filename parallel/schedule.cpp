@@ -12,23 +12,19 @@
 namespace trifold {
 namespace {
 
-struct Pass {
-    int chunk = 0, micro = 0;
-};
-
 // The order of forward passes, the same on every stage: `stages` micro-batches go through chunk 0, then the same ones through
 // chunk 1, and so on. When chunk 0 has seen the last of a group, its first has come round the ring and can enter chunk 1.
-std::vector<Pass> forward_order(int stages, int virtual_stages, int micros) {
-    std::vector<Pass> order;
+Program forward_order(int stages, int virtual_stages, int micros) {
+    Program order;
     for (int first = 0; first < micros; first += stages)
         for (int chunk = 0; chunk < virtual_stages; ++chunk)
-            for (int micro = first; micro < std::min(first + stages, micros); ++micro) order.push_back({chunk, micro});
+            for (int micro = first; micro < std::min(first + stages, micros); ++micro) order.push_back({Act::F, chunk, micro});
     return order;
 }
 
 // Fills the pipeline with `fill` forward passes, then alternates, then drains it. Backward passes come in the order of the
 // forward passes, with the chunks reversed. Micro-batches from `micros` on are left out.
-Program fill_alternate_drain(const std::vector<Pass>& forwards, int virtual_stages, int fill, int micros) {
+Program fill_alternate_drain(const Program& forwards, int virtual_stages, int fill, int micros) {
     Program program;
     const auto add = [&](Act act, int chunk, int micro) {
         if (micro < micros) program.push_back({act, chunk, micro});
@@ -111,9 +107,7 @@ std::vector<Program> make_schedule(const ScheduleShape& shape) {
 
 std::vector<Program> make_forward_schedule(int stages, int virtual_stages, int micros) {
     TRIFOLD_ASSERT(stages >= 1 && virtual_stages >= 1 && micros >= 1);
-    Program program;
-    for (const Pass& pass : forward_order(stages, virtual_stages, micros)) program.push_back({Act::F, pass.chunk, pass.micro});
-    return std::vector<Program>(static_cast<size_t>(stages), program);
+    return std::vector<Program>(static_cast<size_t>(stages), forward_order(stages, virtual_stages, micros));
 }
 
 Slots assign_slots(const Program& program, int virtual_stages, int micros) {

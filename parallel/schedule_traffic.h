@@ -38,7 +38,6 @@ struct Transfer {
     int action = 0;  // position of that F or B in this stage's program
     int buffer = 0;  // of this channel, 0 ... receive_buffers - 1 or send_buffers - 1
     int after = -1;  // receives: position of the action that took in the message before it in this buffer; -1: it is the first
-    bool operator==(const Transfer&) const = default;
 };
 
 // What surrounds one action. F receives and sends activations, B gradients, W nothing.
@@ -47,7 +46,6 @@ struct Step {
     std::array<int, 2> posted{};  // by Payload: this many receives are posted before the action starts
     int receive = -1;             // it waits for this element of `receives` of its payload; -1: none
     int send = -1;                // this element of `sends` of its payload follows it; -1: none
-    bool operator==(const Step&) const = default;
 };
 
 struct StageTraffic {
@@ -55,9 +53,6 @@ struct StageTraffic {
     std::vector<Step> steps;                               // one per action of the program
     std::array<std::vector<Transfer>, 2> receives, sends;  // by Payload, in the order of the channel
     std::array<int, 2> receive_buffers{}, send_buffers{};  // that the channel needs; receives never have more outstanding
-
-    const std::vector<Transfer>& received(Payload p) const { return receives[static_cast<size_t>(p)]; }
-    const std::vector<Transfer>& sent(Payload p) const { return sends[static_cast<size_t>(p)]; }
 };
 
 struct TrafficOptions {

@@ -146,7 +146,7 @@ int next_stage(int stage, int stages, Payload payload) {
 }
 
 std::string check_link(const StageTraffic& from, const StageTraffic& to, int stages, int virtual_stages, Payload payload) {
-    const std::vector<Transfer>&sends = from.sent(payload), &receives = to.received(payload);
+    const std::vector<Transfer>&sends = from.sends[index(payload)], &receives = to.receives[index(payload)];
     const std::string link = fmt::format("{}s from stage {} to stage {}", name_of(payload), from.stage, to.stage);
     const int step = payload == Payload::activation ? 1 : -1;
     for (size_t i = 0; i < std::min(sends.size(), receives.size()); ++i) {
