@@ -54,7 +54,7 @@ Config options_to_meet(const std::vector<std::string>& args) {
 }  // namespace
 
 void refuse_launcher(const std::string& command) {
-    const std::optional<LauncherVariables> launcher = read_launcher(environment_of_process());
+    const std::optional<Launch> launcher = read_launcher();
     if (!launcher || launcher->size == 1) return;
     const std::string sentence = fmt::format("trifold {} works in one process, but {} has started {}: start it by itself", command, launcher->launcher, launcher->size);
     if (launcher->rank == 0) throw Problem(Exit::usage, sentence);

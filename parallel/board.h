@@ -17,8 +17,8 @@
 #include <vector>
 
 #include "base/error.h"
+#include "parallel/listener.h"
 #include "parallel/message.h"
-#include "parallel/tcp.h"
 
 namespace trifold {
 
@@ -29,13 +29,8 @@ struct Failure {
     int rank = -1;     // that failed
     int speaker = -1;  // whose Problem it is to say so; -1: the first that asks
 };
-std::string packed(const Failure& failure);
-Failure unpacked_failure(const std::string& body);
-
-// A rank's part of the rendezvous.
-struct Place {
-    std::string host, ip, host_id, endpoint, cpus;
-};
+std::string pack(const Failure& failure);
+Failure unpack_failure(const std::string& body);
 
 class Board {
 public:
@@ -49,9 +44,9 @@ public:
 
     // `rank` has sent this. Throws BadMessage.
     void handle(int rank, const Message& message);
-    // A connection says that it is `rank` of `size`, and comes in at address `seen_ip` of this host. False: it cannot be, the job has
-    // failed. Throws BadMessage.
-    bool join(int rank, int size, const Message& message, Unpacker body, const std::string& seen_ip);
+    // A connection says who it is, and comes in at address `seen_ip` of this host. Its rank; -1: it cannot be, the job has failed. Throws
+    // BadMessage.
+    int join(const Message& message, const std::string& seen_ip);
     // Its connection has ended.
     void lost(int rank);
     // What is due by now.
@@ -61,7 +56,6 @@ public:
     std::vector<Outgoing> outgoing() { return std::exchange(outgoing_, {}); }
 
     bool all_joined() const { return joined_ == size_; }
-    bool has_joined(int rank) const { return members_[static_cast<size_t>(rank)].joined; }
     const std::optional<Failure>& failure() const { return failure_; }
     bool has_left(int rank) const { return members_[static_cast<size_t>(rank)].left; }
 
@@ -70,40 +64,49 @@ private:
         bool joined = false, left = false;
         uint64_t join_id = 0;
         std::string build;
-        Place place;
-    };
-    struct Value {
-        std::string bytes;
-        int64_t taken = 0;
+        PeerAddress place;
     };
     struct Take {
         int rank;
         uint64_t id;
         int64_t readers;
     };
+    struct Box {
+        std::optional<std::string> value;
+        int64_t taken = 0;          // so many times
+        std::deque<Take> waiting;  // in the order in which they came
+    };
+    struct Call {
+        std::string what, value;
+        uint64_t id;
+    };
     struct Meeting {
         SocketClock::time_point deadline;
         double seconds = 0;
-        int came = 0;
-        std::vector<std::optional<std::string>> calls, values;  // by rank
-        std::vector<uint64_t> ids;
         Exit code = Exit::usage;
+        int came = 0;
+        std::vector<std::optional<Call>> calls;  // by rank
+    };
+    struct Goodbye {
+        uint64_t id;
+        double seconds;
+        SocketClock::time_point deadline;
     };
 
-    void send(int rank, Verb verb, uint64_t id, std::string body);
-    void answer(int rank, uint64_t id, std::string body = {}) { send(rank, Verb::answer, id, std::move(body)); }
+    void send(int rank, uint64_t id, const Message& message) { outgoing_.push_back({rank, {message.verb, id, message.body}}); }
+    void answer(int rank, uint64_t id, std::string body = {}) { send(rank, id, make_message(Verb::answer, id, std::move(body))); }
     void welcome();
     void settle(const std::string& key);
     void meet(int rank, uint64_t id, Unpacker body);
     void conclude(const Meeting& meeting);
-    void refuse(const Meeting& meeting, Exit code, const std::string& sentence);
+    void refuse(const Meeting& meeting, const Failure& failure);
+    void end_goodbye(const std::optional<Failure>& failure);
     void report(int rank, uint64_t id, Failure failure);
     void decide(Failure failure);
     void announce();
     void answer_questions();
     void goodbye(int rank, uint64_t id, double seconds);
     std::vector<int> ranks_where(auto condition) const;
-    std::string named(int rank) const;
 
     const int size_;
     const double start_s_;
@@ -112,16 +115,13 @@ private:
     std::vector<Member> members_;
     int joined_ = 0, left_ = 0;
     std::string rank_0_seen_ip_;  // at which another host reached rank 0's
-    std::map<std::string, Value> values_;
-    std::map<std::string, std::deque<Take>> takes_;
+    std::map<std::string, Box> boxes_;  // by key
     std::map<int64_t, Meeting> meetings_;
     std::optional<Failure> failure_;
     std::optional<SocketClock::time_point> decision_;  // when the failure is decided, if it is not yet
     std::vector<std::pair<int, uint64_t>> questions_;  // of ranks that want to know whether to speak
     SocketClock::time_point courtesy_ends_;
-    std::optional<uint64_t> last_goodbye_;          // of rank 0
-    SocketClock::time_point goodbye_deadline_;
-    double goodbye_s_ = 0;
+    std::optional<Goodbye> last_goodbye_;  // rank 0's, not answered yet
     std::vector<Outgoing> outgoing_;
 };
 

@@ -1,39 +1,36 @@
-#include "parallel/identity.h"
 #include "parallel/launch.h"
 
-#include <fmt/format.h>
 #include <sys/prctl.h>
 #include <unistd.h>
 #include <xxhash.h>
 
 #include <charconv>
 #include <csignal>
-#include <cstdlib>
+#include <cstring>
 
+#include "base/refuse.h"
+#include "parallel/host_port.h"
+#include "parallel/identity.h"
 #include "parallel/mpi_bootstrap.h"
-#include "parallel/tcp.h"
-#include "parallel/world.h"
-
-extern char** environ;
 
 namespace trifold {
 namespace {
 
 // Throws for a variable that is there and is no number from `least` on; empty when it is not there.
-std::optional<int> number_in(const Environment& environment, const std::string& name, int least) {
-    const auto found = environment.find(name);
-    if (found == environment.end()) return {};
-    const std::string& text = found->second;
+std::optional<int> number_in(const Variable& variable, const char* name, int least) {
+    const char* text = variable(name);
+    if (!text) return {};
+    const char* last = text + std::strlen(text);
     int value = 0;
-    const auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), value);
-    if (error != std::errc() || end != text.data() + text.size() || value < least)
-        throw Problem(Exit::usage, fmt::format("the launcher's variable {} is '{}', but it must be a number of at least {}", name, text, least));
+    const auto [end, error] = std::from_chars(text, last, value);
+    if (error != std::errc() || end != last || value < least)
+        refuse(Exit::usage, "the launcher's variable {} is '{}', but it must be a number of at least {}", name, text, least);
     return value;
 }
 
-std::string text_in(const Environment& environment, const std::string& name) {
-    const auto found = environment.find(name);
-    return found == environment.end() ? "" : found->second;
+std::string text_in(const Variable& variable, const char* name) {
+    const char* text = variable(name);
+    return text ? text : "";
 }
 
 // "4(x2),3": 4 tasks on each of two nodes, 3 on the next. 0 when it cannot be read.
@@ -51,26 +48,34 @@ int tasks_on_node(std::string_view list, int node) {
     return 0;
 }
 
-std::optional<LauncherVariables> read_mpi(const Environment& e, const std::string& launcher, const std::string& rank, const std::string& size,
-                                          const std::string& local_rank, const std::string& local_size, const std::string& job) {
-    const std::optional<int> r = number_in(e, rank, 0), n = number_in(e, size, 1);
+struct MpiNames {
+    const char *rank, *size, *local_rank, *local_size, *job;
+};
+
+std::optional<Launch> read_mpi(const Variable& e, const std::string& launcher, const MpiNames& names) {
+    const std::optional<int> r = number_in(e, names.rank, 0), n = number_in(e, names.size, 1);
     if (!r || !n) return {};
-    return LauncherVariables{launcher, *r, *n, number_in(e, local_rank, 0).value_or(0), number_in(e, local_size, 1).value_or(0), text_in(e, job)};
+    return Launch{.rank = *r,
+                  .size = *n,
+                  .local_rank = number_in(e, names.local_rank, 0).value_or(0),
+                  .local_size = number_in(e, names.local_size, 1).value_or(0),
+                  .launcher = launcher,
+                  .job = text_in(e, names.job)};
 }
 
-std::optional<LauncherVariables> read_slurm(const Environment& e) {
+std::optional<Launch> read_slurm(const Variable& e) {
     const std::optional<int> rank = number_in(e, "SLURM_PROCID", 0);
-    if (!rank || !e.contains("SLURM_STEP_ID")) return {};
-    const std::optional<int> size = number_in(e, e.contains("SLURM_STEP_NUM_TASKS") ? "SLURM_STEP_NUM_TASKS" : "SLURM_NTASKS", 1);
+    if (!rank || !e("SLURM_STEP_ID")) return {};
+    const std::optional<int> size = number_in(e, e("SLURM_STEP_NUM_TASKS") ? "SLURM_STEP_NUM_TASKS" : "SLURM_NTASKS", 1);
     if (!size) return {};
     const int node = number_in(e, "SLURM_NODEID", 0).value_or(0);
-    const std::string per_node = e.contains("SLURM_STEP_TASKS_PER_NODE") ? "SLURM_STEP_TASKS_PER_NODE" : "SLURM_TASKS_PER_NODE";
-    return LauncherVariables{.launcher = "Slurm",
-                             .rank = *rank,
-                             .size = *size,
-                             .local_rank = number_in(e, "SLURM_LOCALID", 0).value_or(0),
-                             .local_size = tasks_on_node(text_in(e, per_node), node),
-                             .job = text_in(e, "SLURM_JOB_ID") + "." + text_in(e, "SLURM_STEP_ID")};
+    const char* per_node = e("SLURM_STEP_TASKS_PER_NODE") ? "SLURM_STEP_TASKS_PER_NODE" : "SLURM_TASKS_PER_NODE";
+    return Launch{.rank = *rank,
+                  .size = *size,
+                  .local_rank = number_in(e, "SLURM_LOCALID", 0).value_or(0),
+                  .local_size = tasks_on_node(text_in(e, per_node), node),
+                  .launcher = "Slurm",
+                  .job = text_in(e, "SLURM_JOB_ID") + "." + text_in(e, "SLURM_STEP_ID")};
 }
 
 // Ranks end with the process that started them, also when that is killed. The signal comes when the *thread* that forked ends; launchers
@@ -84,89 +89,72 @@ void die_with_parent() {
 // Rank 0's socket, and the addresses at which others find it.
 void open_store(Launch& launch, const std::string& ip) {
     launch.store_socket = std::make_shared<Socket>(listen_at(ip, 0));
-    const int port = tcp_port_of(*launch.store_socket);
+    const int port = address_of(*launch.store_socket).port();
     const std::vector<std::string> everywhere = ip.empty() ? addresses_of_this_host() : std::vector<std::string>{ip};
     for (const std::string& address : everywhere) launch.store += (launch.store.empty() ? "" : ",") + HostPort{address, port}.text();
     if (launch.store.empty())
-        throw Problem(Exit::usage, "this host, where rank 0 runs, has no network interface that is up, so ranks on other hosts cannot reach it: "
-                                   "name one in --launch.interface");
+        refuse(Exit::usage, "this host, where rank 0 runs, has no network interface that is up, so ranks on other hosts cannot reach it: "
+                            "name one in --launch.interface");
 }
 
-Launch launch_by_mpi(const LauncherVariables& variables, const LaunchOptions& options) {
-    Launch launch{.launcher = variables.launcher};
-    const auto note_of_rank_0 = [&](const MpiRanks& ranks) {
-        const bool one_host = ranks.local_size == ranks.size;
+void launch_by_mpi(Launch& launch, const LaunchOptions& options) {
+    const auto note_of_rank_0 = [&] {
+        const bool one_host = launch.local_size == launch.size;
         const std::string ip = !options.interface.empty() ? address_of_interface(options.interface) : one_host ? "127.0.0.1" : "";
         launch.job_key = random_key();
         open_store(launch, ip);
         return fmt::format("{} {}", launch.job_key, launch.store);
     };
-    const MpiRanks ranks = exchange_by_mpi(variables.rank, options.start_s, note_of_rank_0);
-    launch.rank = ranks.rank;
-    launch.size = ranks.size;
-    launch.local_rank = ranks.local_rank;
-    launch.local_size = ranks.local_size;
-    const size_t space = ranks.note.find(' ');
-    std::from_chars(ranks.note.data(), ranks.note.data() + space, launch.job_key);
-    launch.store = ranks.note.substr(space + 1);
-    return launch;
+    const std::string note = exchange_by_mpi(launch, options.start_s, note_of_rank_0);
+    const size_t space = note.find(' ');
+    std::from_chars(note.data(), note.data() + space, launch.job_key);
+    launch.store = note.substr(space + 1);
 }
 
-Launch launch_by_variables(const LauncherVariables& v, const LaunchOptions& options) {
+void launch_by_variables(Launch& launch, const LaunchOptions& options) {
     if (options.store.empty()) {
-        const char* why = v.launcher == "Open MPI" ? "but this program was built without MPI" : "and only Open MPI's launcher passes an address on";
-        const std::string sentence = fmt::format("{} has started {} ranks, {}, so they cannot find each other: "
-                                                 "give --launch.store=HOST:PORT with the host of rank 0 and a free port there", v.launcher, v.size, why);
-        if (v.rank == 0) throw Problem(Exit::usage, sentence);
-        throw QuietProblem(Exit::usage, sentence);
+        const char* why = launch.launcher == "Open MPI" ? "but this program was built without MPI" : "and only Open MPI's launcher passes an address on";
+        said_once_per_host(launch.rank, [&] {
+            refuse(Exit::usage, "{} has started {} ranks, {}, so they cannot find each other: "
+                                "give --launch.store=HOST:PORT with the host of rank 0 and a free port there", launch.launcher, launch.size, why);
+        });
     }
-    Launch launch{.rank = v.rank, .size = v.size, .local_rank = v.local_rank, .local_size = v.local_size, .launcher = v.launcher};
-    const HostPort at = said_once_per_host(v.rank, [&] { return parse_host_port(options.store, "--launch.store"); });
-    const auto ips = said_once_per_host(v.local_rank, [&] { return at.host == "localhost" ? std::vector<std::string>{"127.0.0.1"} : resolve(at.host); });
+    const HostPort at = said_once_per_host(launch.rank, [&] { return parse_host_port(options.store, "--launch.store"); });
+    const auto ips = said_once_per_host(launch.local_rank, [&] { return at.host == "localhost" ? std::vector<std::string>{"127.0.0.1"} : resolve(at.host); });
     for (const std::string& ip : ips) launch.store += (launch.store.empty() ? "" : ",") + HostPort{ip, at.port}.text();
-    const std::string known_to_all = fmt::format("{} {} {} {} {}", v.launcher, v.job, v.size, options.store, ::getuid());
+    const std::string known_to_all = fmt::format("{} {} {} {} {}", launch.launcher, launch.job, launch.size, options.store, ::getuid());
     launch.job_key = XXH3_64bits(known_to_all.data(), known_to_all.size());
-    if (v.rank == 0) {
+    if (launch.rank == 0) {
         // A name may stand for 127.0.1.1 on its own host (Debian's /etc/hosts): listen everywhere, unless an address was given.
         const bool is_address = at.host == "localhost" || ips.front() == at.host;
         const std::string everywhere = ips.front().find(':') == std::string::npos ? "0.0.0.0" : "::";
         launch.store_socket = std::make_shared<Socket>(listen_at(is_address ? ips.front() : everywhere, at.port));
     }
-    return launch;
 }
 
 }  // namespace
 
-Environment environment_of_process() {
-    Environment all;
-    for (char** entry = environ; *entry; ++entry) {
-        const std::string_view text = *entry;
-        const size_t equals = std::min(text.find('='), text.size());
-        all.emplace(text.substr(0, equals), text.substr(std::min(equals + 1, text.size())));
-    }
-    return all;
-}
-
-std::optional<LauncherVariables> read_launcher(const Environment& e) {
-    std::optional<LauncherVariables> found = read_mpi(e, "Open MPI", "OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE", "OMPI_COMM_WORLD_LOCAL_RANK",
-                                                      "OMPI_COMM_WORLD_LOCAL_SIZE", "OMPI_MCA_orte_ess_jobid");
+std::optional<Launch> read_launcher(const Variable& e) {
+    std::optional<Launch> found = read_mpi(e, "Open MPI", {"OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE", "OMPI_COMM_WORLD_LOCAL_RANK",
+                                                           "OMPI_COMM_WORLD_LOCAL_SIZE", "OMPI_MCA_orte_ess_jobid"});
     // Slurm's own PMI sets PMI_RANK as well, but not Hydra's local rank.
-    if (!found && (e.contains("MPI_LOCALRANKID") || !e.contains("SLURM_PROCID")))
-        found = read_mpi(e, "Hydra", "PMI_RANK", "PMI_SIZE", "MPI_LOCALRANKID", "MPI_LOCALNRANKS", "SLURM_JOB_ID");
+    if (!found && (e("MPI_LOCALRANKID") || !e("SLURM_PROCID")))
+        found = read_mpi(e, "Hydra", {"PMI_RANK", "PMI_SIZE", "MPI_LOCALRANKID", "MPI_LOCALNRANKS", "SLURM_JOB_ID"});
     if (!found) found = read_slurm(e);
     if (found && found->rank >= found->size)
-        throw Problem(Exit::usage, fmt::format("{} says that this is rank {} of {} ranks, which cannot be: start it with one launcher only",
-                                               found->launcher, found->rank, found->size));
+        refuse(Exit::usage, "{} says that this is rank {} of {} ranks, which cannot be: start it with one launcher only", found->launcher, found->rank,
+               found->size);
     return found;
 }
 
 Launch detect_launch(const LaunchOptions& options) {
-    const std::optional<LauncherVariables> variables = read_launcher(environment_of_process());
-    if (!variables) return {};
+    std::optional<Launch> launch = read_launcher();
+    if (!launch) return {};
     die_with_parent();
-    if (variables->size == 1) return {};
-    const bool by_mpi = variables->launcher == "Open MPI" && options.store.empty() && mpi_is_built_in();
-    return by_mpi ? launch_by_mpi(*variables, options) : launch_by_variables(*variables, options);
+    if (launch->size == 1) return {};
+    const bool by_mpi = launch->launcher == "Open MPI" && options.store.empty() && mpi_is_built_in();
+    (by_mpi ? launch_by_mpi : launch_by_variables)(*launch, options);
+    return *std::move(launch);
 }
 
 }  // namespace trifold

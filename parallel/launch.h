@@ -6,7 +6,8 @@
 //              no job step with several tasks
 // mpirun and mpiexec may start their own helpers through srun, so their variables go before Slurm's.
 #pragma once
-#include <map>
+#include <cstdlib>
+#include <functional>
 #include <optional>
 #include <string>
 
@@ -25,18 +26,10 @@ auto said_once_per_host(int local_rank, Action action) {
     }
 }
 
-struct LauncherVariables {
-    std::string launcher;
-    int rank = 0, size = 1;
-    int local_rank = 0, local_size = 0;  // size 0: not said
-    std::string job;                     // what tells this job from others, as far as the variables do
-    bool operator==(const LauncherVariables&) const = default;
-};
+// The value of a variable, or null.
+using Variable = std::function<const char*(const char* name)>;
 
-using Environment = std::map<std::string, std::string>;
-Environment environment_of_process();
-
-// Empty: there is no launcher. Throws Problem(Exit::usage) when a variable makes no sense.
-std::optional<LauncherVariables> read_launcher(const Environment& environment);
+// What the variables say; empty: there is no launcher. Throws Problem(Exit::usage) when a variable makes no sense.
+std::optional<Launch> read_launcher(const Variable& variable = ::getenv);
 
 }  // namespace trifold

@@ -1,12 +1,12 @@
 // parallel/listener.cpp   Accepting, greeting and connecting.
 //
 // The listening sockets and the connections whose hello is not complete yet are in one epoll set, which every connecting thread
-// polls beside an event of its own: whoever wakes up first serves all of them, parks what arrived, and wakes the others.
+// polls beside an event of its own: whoever wakes up first serves all of them and wakes the others.
 #include "parallel/listener.h"
 
-#include <fmt/format.h>
 #include <sys/epoll.h>
 #include <sys/stat.h>
+#include <xxhash.h>
 
 #include <algorithm>
 #include <array>
@@ -15,7 +15,7 @@
 #include <fstream>
 #include <list>
 
-#include "base/error.h"
+#include "base/refuse.h"
 #include "base/text.h"
 
 namespace trifold {
@@ -25,8 +25,27 @@ using Clock = SocketClock;
 
 constexpr auto patience = std::chrono::seconds(10);  // for the hello of a stranger
 
+// Ranks that disagree about the name or the members of a group do not meet.
+uint64_t hash_of_group(const NetOptions& o) {
+    std::string text = o.name;
+    for (const PeerAddress& m : o.members) text += fmt::format("/{}", m.rank);
+    return XXH3_64bits(text.data(), text.size());
+}
+
+Socket listening_at(const SocketAddress& at) {
+    int error = 0;
+    Socket s = listening_socket(at, error);
+    if (error == EADDRNOTAVAIL) refuse(Exit::usage, "this host has no such network address: choose another --launch.interface");
+    if (error != 0) socket_fault("cannot listen for the other ranks", error);
+    return s;
+}
+
+}  // namespace
+
+std::string named(const PeerAddress& peer) { return fmt::format("rank {} on {}", peer.rank, peer.host); }
+
 // The first bytes of a connection in both directions.
-struct Hello {
+struct Listener::Hello {
     uint64_t magic = 0x31746e6f66697254;  // "Trifont1"
     uint64_t job_key = 0;
     uint64_t group = 0;        // hash of its name and members
@@ -35,129 +54,96 @@ struct Hello {
     int32_t size = 0;          // of the group
     bool operator==(const Hello&) const = default;
 };
-static_assert(sizeof(Hello) == 40);
 
-// FNV-1a over the name and the global ranks: ranks that disagree about a group do not meet.
-uint64_t hash_of_group(const NetOptions& o) {
-    uint64_t hash = 0xcbf29ce484222325;
-    const auto add = [&](const std::string& text) {
-        for (const char c : text) hash = (hash ^ static_cast<uint8_t>(c)) * 0x100000001b3;
-    };
-    add(o.name);
-    for (const PeerAddress& m : o.members) add(fmt::format("/{}", m.rank));
-    return hash;
-}
-
-}  // namespace
-
-std::string named(const PeerAddress& peer) { return fmt::format("rank {} on {}", peer.rank, peer.host); }
-
-struct Listener::State {
-    struct Arriving {
-        Socket socket;
-        Hello hello;
-        size_t bytes = 0;  // of the hello
-        Clock::time_point since;
-    };
-    struct Parked {
-        Socket socket;
-        Hello hello;
-    };
-
-    Socket tcp, local, epoll{::epoll_create1(EPOLL_CLOEXEC)};
-    std::string endpoint;
-    std::mutex mutex;  // guards what follows
-    std::list<Arriving> arriving;
-    std::list<Parked> parked;
-    std::vector<std::weak_ptr<SocketSet>> groups;
-    bool aborted = false;
-
-    explicit State(const std::string& ip)
-        : tcp(listening_socket(tcp_address(ip.empty() ? "0.0.0.0" : ip, "0"))), local(listening_socket(unix_address(""))) {
-        if (!epoll) socket_fault("epoll_create1", errno);
-        watch(tcp, &tcp);
-        watch(local, &local);
-        endpoint = fmt::format("{} {}", port_of(tcp), port_of(local));
-    }
-
-    void watch(const Socket& socket, void* what) const {
-        epoll_event e{.events = EPOLLIN, .data = {.ptr = what}};
-        if (::epoll_ctl(epoll.get(), EPOLL_CTL_ADD, socket.get(), &e) != 0) socket_fault("epoll_ctl", errno);
-    }
-    std::shared_ptr<SocketSet> enlist(int size);
-    void serve(uint64_t job_key);
-    void welcome(const Socket& listening);
-    bool greeted(Arriving& a, uint64_t job_key);
-    Socket take(const Hello& expected);
+// A connection that has come in. When its hello is here it waits for the group that this names.
+struct Listener::Visitor {
+    Socket socket;
+    Hello hello;
+    size_t bytes = 0;  // of the hello
+    Clock::time_point since = Clock::now();
+    bool greeted() const { return bytes == sizeof hello; }
 };
 
-std::shared_ptr<SocketSet> Listener::State::enlist(int size) {
+Listener::Listener(const std::string& ip)
+    : tcp_(listening_at(tcp_address(ip.empty() ? "0.0.0.0" : ip, 0))),
+      local_(listening_at(unix_address(""))),
+      epoll_(::epoll_create1(EPOLL_CLOEXEC)),
+      endpoint_(fmt::format("{} {}", address_of(tcp_).port(), address_of(local_).name())) {
+    static_assert(sizeof(Hello) == 40);
+    if (!epoll_) socket_fault("epoll_create1", errno);
+    watch(tcp_, nullptr);
+    watch(local_, nullptr);
+}
+Listener::~Listener() = default;
+
+// What comes is somebody new, or more of the visitor's hello.
+void Listener::watch(const Socket& socket, void* visitor) const {
+    epoll_event e{.events = EPOLLIN, .data = {.ptr = visitor}};
+    if (::epoll_ctl(epoll_.get(), EPOLL_CTL_ADD, socket.get(), &e) != 0) socket_fault("epoll_ctl", errno);
+}
+
+std::shared_ptr<SocketSet> Listener::enlist(int size) {
     auto sockets = std::make_shared<SocketSet>(size);
-    const std::lock_guard lock(mutex);
-    std::erase_if(groups, [](const auto& g) { return g.expired(); });
-    groups.push_back(sockets);
-    if (aborted) sockets->abort();
+    const std::lock_guard lock(mutex_);
+    std::erase_if(groups_, [](const auto& g) { return g.expired(); });
+    groups_.push_back(sockets);
+    if (aborted_) sockets->abort();
     return sockets;
 }
 
-// Accepts and reads what is there, and wakes everybody when something could be parked.
-void Listener::State::serve(uint64_t job_key) {
-    const std::lock_guard lock(mutex);
-    const size_t before = parked.size();
+// Accepts and reads what is there, and wakes everybody when somebody's hello is complete.
+void Listener::serve(uint64_t job_key) {
+    const std::lock_guard lock(mutex_);
+    bool somebody = false;
     std::array<epoll_event, 64> events;
-    while (const int n = std::max(0, ::epoll_wait(epoll.get(), events.data(), events.size(), 0))) {
+    while (const int n = std::max(0, ::epoll_wait(epoll_.get(), events.data(), events.size(), 0))) {
         for (int i = 0; i < n; ++i) {
-            void* what = events[static_cast<size_t>(i)].data.ptr;
-            if (what == &tcp || what == &local) {
-                welcome(*static_cast<Socket*>(what));
-            } else if (greeted(*static_cast<Arriving*>(what), job_key)) {
-                arriving.remove_if([&](const Arriving& a) { return &a == what; });
-            }
+            if (void* visitor = events[static_cast<size_t>(i)].data.ptr)
+                somebody |= hear(*static_cast<Visitor*>(visitor), job_key);
+            else
+                welcome(tcp_), welcome(local_);
         }
     }
-    arriving.remove_if([](const Arriving& a) { return Clock::now() - a.since > patience; });
-    if (parked.size() == before) return;
-    for (const auto& group : groups) {
+    visitors_.remove_if([](const Visitor& v) { return !v.socket || (!v.greeted() && Clock::now() - v.since > patience); });
+    if (!somebody) return;
+    for (const auto& group : groups_) {
         if (const auto sockets = group.lock()) sockets->wake();
     }
 }
 
-void Listener::State::welcome(const Socket& listening) {
+void Listener::welcome(const Socket& listening) {
     while (Socket s = accept_from(listening)) {
-        arriving.push_back({std::move(s), {}, 0, Clock::now()});
-        watch(arriving.back().socket, &arriving.back());
+        visitors_.push_back({std::move(s), {}});
+        watch(visitors_.back().socket, &visitors_.back());
     }
+    if (errno != EAGAIN) socket_fault("cannot accept the connection of another rank", errno);
 }
 
-// Reads of the hello what is there. True: this arrival is over, parked or closed.
-bool Listener::State::greeted(Arriving& a, uint64_t job_key) {
-    const ssize_t n = ::recv(a.socket.get(), reinterpret_cast<std::byte*>(&a.hello) + a.bytes, sizeof a.hello - a.bytes, 0);
+// Reads of the hello what is there, and hangs up when it is none. True: it is complete.
+bool Listener::hear(Visitor& v, uint64_t job_key) {
+    const ssize_t n = ::recv(v.socket.get(), reinterpret_cast<std::byte*>(&v.hello) + v.bytes, sizeof v.hello - v.bytes, 0);
     if (n < 0 && (errno == EAGAIN || errno == EINTR)) return false;
-    if (n <= 0) return true;
-    a.bytes += static_cast<size_t>(n);
-    if (a.bytes < sizeof a.hello) return false;
-    if (a.hello.magic == Hello().magic && a.hello.job_key == job_key) {
-        ::epoll_ctl(epoll.get(), EPOLL_CTL_DEL, a.socket.get(), nullptr);
-        parked.push_back({std::move(a.socket), a.hello});
+    v.bytes += static_cast<size_t>(std::max<ssize_t>(n, 0));
+    const bool job = v.hello.magic == Hello().magic && v.hello.job_key == job_key;
+    if (n <= 0 || (v.greeted() && !job)) {
+        v.socket = Socket();
+        return false;
     }
-    return true;
+    if (v.greeted()) ::epoll_ctl(epoll_.get(), EPOLL_CTL_DEL, v.socket.get(), nullptr);
+    return v.greeted();
 }
 
 // The connection that is expected, if it is there. What came for older generations of the group is closed.
-Socket Listener::State::take(const Hello& expected) {
-    const std::lock_guard lock(mutex);
+Socket Listener::take(const Hello& expected) {
+    const std::lock_guard lock(mutex_);
     Socket found;
-    parked.remove_if([&](Parked& p) {
-        if (p.hello == expected) found = std::move(p.socket);
-        return !p.socket || (p.hello.group == expected.group && p.hello.generation < expected.generation);
+    visitors_.remove_if([&](Visitor& v) {
+        if (!v.greeted()) return false;
+        if (v.hello == expected) found = std::move(v.socket);
+        return !v.socket || (v.hello.group == expected.group && v.hello.generation < expected.generation);
     });
     return found;
 }
-
-Listener::Listener(const std::string& ip) : state_(std::make_unique<State>(ip)) {}
-Listener::~Listener() = default;
-
-const std::string& Listener::endpoint() const { return state_->endpoint; }
 
 std::string Listener::host_id() {
     std::string boot;
@@ -168,17 +154,15 @@ std::string Listener::host_id() {
 }
 
 void Listener::abort() noexcept {
-    const std::lock_guard lock(state_->mutex);
-    state_->aborted = true;
-    for (const auto& group : state_->groups) {
+    const std::lock_guard lock(mutex_);
+    aborted_ = true;
+    for (const auto& group : groups_) {
         if (const auto sockets = group.lock()) sockets->abort();
     }
 }
 
-namespace {
-
 // One group on its way.
-class Meeting {
+class Listener::Meeting {
 public:
     Meeting(const NetOptions& options, SocketSet& sockets)
         : o_(options), sockets_(sockets), deadline_(after_seconds(options.connect_s)) {}
@@ -205,24 +189,17 @@ public:
         TRIFOLD_ASSERT(space != std::string::npos);
         const bool near = to.host_id == peer(o_.index).host_id;
         const std::string port = to.endpoint.substr(0, space);
-        const SocketAddress at = near ? unix_address(to.endpoint.substr(space + 1)) : tcp_address(to.ip, port);
-        const auto unreachable = [&](int error) {
-            const std::string where = near ? "inside the host" : fmt::format("at {} port {}", to.ip, port);
-            fail(fmt::format("{} cannot be reached {} ({}): it has ended, or this network does not lead there", named(to), where,
-                             std::strerror(error)));
-        };
+        const SocketAddress at = near ? unix_address(to.endpoint.substr(space + 1)) : tcp_address(to.ip, std::stoi(port));
         sockets_.put(p, stream_socket(at.family()));
-        while (::connect(sockets_[p], at.get(), at.bytes) != 0 && errno != EISCONN) {
-            if (errno == EAGAIN) {  // the peer's queue is full
+        for (int error; (error = connect_error(sockets_[p], at)) != 0;) {
+            if (error == EAGAIN) {  // the peer's queue is full
                 await(-1, 0, std::min(deadline_, Clock::now() + std::chrono::milliseconds(1)));
-            } else if (errno == EINPROGRESS || errno == EALREADY) {
+            } else if (error == EINPROGRESS) {
                 await(sockets_[p], POLLOUT, deadline_);
-                int error = 0;
-                socklen_t bytes = sizeof error;
-                ::getsockopt(sockets_[p], SOL_SOCKET, SO_ERROR, &error, &bytes);
-                if (error != 0) unreachable(error);
-            } else if (errno != EINTR) {
-                unreachable(errno);
+            } else {
+                const std::string where = near ? "inside the host" : fmt::format("at {} port {}", to.ip, port);
+                fail(fmt::format("{} cannot be reached {} ({}): it has ended, or this network does not lead there", named(to), where,
+                                 std::strerror(error)));
             }
             if (Clock::now() >= deadline_) late({p});
         }
@@ -245,7 +222,7 @@ public:
             fail(fmt::format("what answers at the address of {} is of another job or another group", named(peer(p))));
     }
 
-    // For `fd`, abort(), or whoever parked something for us. False: the limit has passed.
+    // For `fd`, abort(), or whoever heard a hello that may be for us. False: the limit has passed.
     bool await(int fd, short events, Clock::time_point limit) const {
         std::array<pollfd, 2> fds{{{sockets_.event(), POLLIN, 0}, {fd, events, 0}}};
         const bool in_time = poll_until(fds, limit);
@@ -275,22 +252,20 @@ private:
     const uint64_t hash_ = hash_of_group(o_);
 };
 
-}  // namespace
-
 // Nobody waits in a ring: what a rank sends first needs nobody's help, then it waits for higher ranks' hellos, and last for the
 // answers of lower ranks, who are then in the second step or beyond it.
 std::shared_ptr<SocketSet> Listener::connect(const NetOptions& options) {
     const int size = static_cast<int>(options.members.size());
     TRIFOLD_ASSERT(options.index >= 0 && options.index < size);
-    const auto sockets = state_->enlist(size);
+    const auto sockets = enlist(size);
     const Meeting meeting(options, *sockets);
     for (int p = 0; p < options.index; ++p) meeting.call(p);
     while (true) {
-        state_->serve(options.job_key);
+        serve(options.job_key);
         std::vector<int> missing;
         for (int p = options.index + 1; p < size; ++p) {
             if ((*sockets)[p] >= 0) continue;
-            Socket s = state_->take(meeting.hello(p, options.index));
+            Socket s = take(meeting.hello(p, options.index));
             if (!s) {
                 missing.push_back(p);
                 continue;
@@ -299,7 +274,7 @@ std::shared_ptr<SocketSet> Listener::connect(const NetOptions& options) {
             meeting.greet(p);
         }
         if (missing.empty()) break;
-        if (!meeting.await(state_->epoll.get(), POLLIN, meeting.deadline())) meeting.late(missing);
+        if (!meeting.await(epoll_.get(), POLLIN, meeting.deadline())) meeting.late(missing);
     }
     for (int p = 0; p < options.index; ++p) meeting.hear_answer(p);
     return sockets;

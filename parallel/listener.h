@@ -5,7 +5,9 @@
 // whichever thread happened to accept it. What does not begin like that is closed without a word.
 #pragma once
 #include <cstdint>
+#include <list>
 #include <memory>
+#include <mutex>
 #include <string>
 #include <vector>
 
@@ -45,7 +47,7 @@ public:
     Listener& operator=(const Listener&) = delete;
 
     // For PeerAddress: the TCP port and the name inside the host.
-    const std::string& endpoint() const;
+    const std::string& endpoint() const { return endpoint_; }
     // Boot id and network namespace: ranks with the same one reach each other without TCP.
     static std::string host_id();
     // One socket to each other member: lower ranks listen, higher ones connect. Done when every connection has been answered. Throws
@@ -55,8 +57,23 @@ public:
     void abort() noexcept;
 
 private:
-    struct State;
-    std::unique_ptr<State> state_;
+    struct Hello;
+    struct Visitor;
+    class Meeting;
+
+    void watch(const Socket& socket, void* visitor) const;
+    std::shared_ptr<SocketSet> enlist(int size);
+    void serve(uint64_t job_key);
+    void welcome(const Socket& listening);
+    bool hear(Visitor& v, uint64_t job_key);
+    Socket take(const Hello& expected);
+
+    const Socket tcp_, local_, epoll_;
+    const std::string endpoint_;
+    std::mutex mutex_;  // guards what follows
+    std::list<Visitor> visitors_;
+    std::vector<std::weak_ptr<SocketSet>> groups_;
+    bool aborted_ = false;
 };
 
 }  // namespace trifold

@@ -1,6 +1,9 @@
 #include "parallel/message.h"
 
-#include <cstring>
+#include <sys/socket.h>
+
+#include <array>
+#include <cerrno>
 #include <utility>
 
 namespace trifold {
@@ -19,13 +22,23 @@ Message make_message(Verb verb, uint64_t id, std::string body) { return {verb, i
 
 std::string header_of(const Message& message) {
     const Header header{.verb = message.verb, .id = message.id, .bytes = message.body->size()};
-    std::string bytes(sizeof(header), '\0');
-    std::memcpy(bytes.data(), &header, sizeof(header));
-    return bytes;
+    return {reinterpret_cast<const char*>(&header), sizeof header};
 }
 
-bool MessageCutter::cut(std::string_view bytes, size_t most_bytes, std::vector<Message>& messages) {
-    pending_ += bytes;
+bool MessageCutter::read(int fd, size_t most_bytes, std::vector<Message>& messages) {
+    std::array<char, 64 << 10> bytes;
+    while (true) {
+        const ssize_t got = ::recv(fd, bytes.data(), bytes.size(), MSG_DONTWAIT);
+        if (got < 0 && errno == EINTR) continue;
+        if (got < 0 && errno == EAGAIN) return true;
+        if (got <= 0) return false;
+        pending_.append(bytes.data(), static_cast<size_t>(got));
+        if (!cut(most_bytes, messages)) return false;
+        if (static_cast<size_t>(got) < bytes.size()) return true;
+    }
+}
+
+bool MessageCutter::cut(size_t most_bytes, std::vector<Message>& messages) {
     size_t at = 0;
     for (Header header; pending_.size() - at >= sizeof(header);) {
         std::memcpy(&header, pending_.data() + at, sizeof(header));
@@ -37,33 +50,5 @@ bool MessageCutter::cut(std::string_view bytes, size_t most_bytes, std::vector<M
     pending_.erase(0, at);
     return true;
 }
-
-Packer& Packer::number(int64_t value) {
-    char bytes[sizeof(value)];
-    std::memcpy(bytes, &value, sizeof(value));
-    bytes_.append(bytes, sizeof(value));
-    return *this;
-}
-
-Packer& Packer::text(std::string_view value) {
-    number(static_cast<int64_t>(value.size()));
-    bytes_ += value;
-    return *this;
-}
-
-std::string_view Unpacker::next(size_t bytes) {
-    if (bytes > bytes_.size()) throw BadMessage();
-    const std::string_view part = bytes_.substr(0, bytes);
-    bytes_.remove_prefix(bytes);
-    return part;
-}
-
-int64_t Unpacker::number() {
-    int64_t value = 0;
-    std::memcpy(&value, next(sizeof(value)).data(), sizeof(value));
-    return value;
-}
-
-std::string Unpacker::text() { return std::string(next(static_cast<size_t>(number()))); }
 
 }  // namespace trifold

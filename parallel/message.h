@@ -1,10 +1,12 @@
 // parallel/message.h   What travels between a rank and the store: a header of 24 bytes, then the body.
 #pragma once
 #include <cstdint>
+#include <cstring>
 #include <memory>
 #include <stdexcept>
 #include <string>
 #include <string_view>
+#include <type_traits>
 #include <vector>
 
 namespace trifold {
@@ -12,17 +14,17 @@ namespace trifold {
 enum class Verb : uint32_t {
     // From a rank. All but put and cancel are answered once.
     ping,     // job key -> time of the store's host, its host id
-    join,     // who, where, build -> everybody's place
+    join,     // rank, size, build, place (board.h) -> everybody's place
     put,      // key, value
     take,     // key, readers -> value
     cancel,   // the id of a take that is no longer wanted
     meet,     // everybody calls this: number, kind, what, value, code, seconds -> rank 0's value
-    fail,     // code, sentence -> whether this rank speaks for the job
+    fail,     // a failure -> the job's failure, which says whether this rank speaks for the job
     goodbye,  // seconds -> nothing; rank 0's answer comes when all others have said it
     // From the store.
     answer,
-    refusal,  // code, sentence
-    news,     // a rank has failed: code, sentence, rank, speaker
+    refusal,  // a failure
+    news,     // a failure: a rank has failed
 };
 
 struct Message {
@@ -38,37 +40,65 @@ std::string header_of(const Message& message);
 // Cuts a stream of bytes into messages.
 class MessageCutter {
 public:
-    // Appends the messages that are complete. False: these are not messages, or one is longer than `most_bytes`.
-    bool cut(std::string_view bytes, size_t most_bytes, std::vector<Message>& messages);
+    // Reads what is there without waiting, and appends the messages that are complete. False: the connection has ended, or these are no messages,
+    // or one is longer than `most_bytes`.
+    bool read(int fd, size_t most_bytes, std::vector<Message>& messages);
 
 private:
+    bool cut(size_t most_bytes, std::vector<Message>& messages);
     std::string pending_;
 };
 
-// Fields of a body in a fixed order.
-class Packer {
-public:
-    Packer& number(int64_t value);
-    Packer& text(std::string_view value);
-    std::string take() { return std::move(bytes_); }
-
-private:
-    std::string bytes_;
-};
+// A body: its fields one after the other. Numbers and enumerators take 8 bytes, texts their length and themselves.
+template <class... Fields>
+std::string pack(const Fields&... fields) {
+    std::string body;
+    const auto add = [&](auto value) { body.append(reinterpret_cast<const char*>(&value), sizeof value); };
+    const auto add_field = [&]<class T>(const T& field) {
+        if constexpr (std::is_convertible_v<T, std::string_view>) {
+            add(static_cast<uint64_t>(std::string_view(field).size()));
+            body += std::string_view(field);
+        } else if constexpr (std::is_floating_point_v<T>) {
+            add(static_cast<double>(field));
+        } else {
+            add(static_cast<int64_t>(field));
+        }
+    };
+    (add_field(fields), ...);
+    return body;
+}
 
 struct BadMessage : std::runtime_error {
     BadMessage() : std::runtime_error("a message of the control plane ends too early") {}
 };
 
+// Takes the fields out again, in the same order and of the same types. Throws BadMessage.
 class Unpacker {
 public:
-    explicit Unpacker(std::string_view bytes) : bytes_(bytes) {}
-    int64_t number();
-    std::string text();
+    explicit Unpacker(std::string_view body) : body_(body) {}
+    template <class... Fields>
+    Unpacker& operator()(Fields&... fields) {
+        (take(fields), ...);
+        return *this;
+    }
 
 private:
-    std::string_view next(size_t bytes);
-    std::string_view bytes_;
+    std::string_view next(size_t bytes) {
+        if (bytes > body_.size()) throw BadMessage();
+        const std::string_view part = body_.substr(0, bytes);
+        body_.remove_prefix(bytes);
+        return part;
+    }
+    template <class T>
+    void take(T& field) {
+        std::conditional_t<std::is_floating_point_v<T>, double, int64_t> value;
+        std::memcpy(&value, next(sizeof value).data(), sizeof value);
+        if constexpr (std::is_same_v<T, std::string>)
+            field = next(static_cast<size_t>(value));
+        else
+            field = static_cast<T>(value);
+    }
+    std::string_view body_;
 };
 
 }  // namespace trifold

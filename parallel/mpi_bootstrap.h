@@ -4,18 +4,15 @@
 #include <functional>
 #include <string>
 
-namespace trifold {
+#include "parallel/world.h"
 
-struct MpiRanks {
-    int rank = 0, size = 1, local_rank = 0, local_size = 1;  // local: of those that share memory
-    std::string note;                                        // rank 0's
-};
+namespace trifold {
 
 bool mpi_is_built_in();
 
-// MPI_Init, ranks, one broadcast of what rank 0's function returns (at most 4000 bytes), MPI_Finalize: Open MPI's mpirun still notices non-zero exit
+// MPI_Init, ranks (local: of those that share memory), one broadcast of what rank 0's function returns (at most 4000 bytes), MPI_Finalize: Open MPI's mpirun still notices non-zero exit
 // codes and signals afterwards, while a process that stays in MPI burns a core whenever it waits. When the function throws a Problem,
 // all ranks do. MPI has no deadlines: the process ends with Exit::usage and a sentence when `start_s` is over.
-MpiRanks exchange_by_mpi(int expected_rank, double start_s, const std::function<std::string(const MpiRanks&)>& note_of_rank_0);
+std::string exchange_by_mpi(Launch& launch, double start_s, const std::function<std::string()>& note_of_rank_0);
 
 }  // namespace trifold

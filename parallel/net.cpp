@@ -1,7 +1,7 @@
 // parallel/net.cpp   Messages over the stream sockets of one group.
 //
 // On the wire   a header of 32 bytes, then the body. A header with a reason other than `message` is the last thing a peer sends.
-// Sending       one message at a time and peer, in order; at most a MiB per system call, in turn over the peers.
+// Sending       one message at a time and peer, in order; at most a MiB per system call, in turn over the peers_.
 // Receiving     the header decides the place: the first posted receive with its tag; else, when another receive waits behind it,
 //               memory of its own ("early"); else it stays where it is and the rest of that stream with it ("stalled").
 // Failing       sockets are shut down at once, so that everybody learns of it within milliseconds. Who was the first is said in a
@@ -9,7 +9,6 @@
 #include "parallel/net.h"
 
 #include <fmt/format.h>
-#include <sys/uio.h>
 
 #include <algorithm>
 #include <cerrno>
@@ -26,38 +25,39 @@ namespace {
 using Clock = SocketClock;
 
 constexpr int64_t call_bytes = 1 << 20;  // most that one system call moves, so that all peers get their turn
+constexpr int64_t header_bytes = 32;
 constexpr uint32_t magic = 0x5446726e;
 
 enum class Reason : uint32_t { message, size_mismatch, culprit };
 
-struct Header {
+}  // namespace
+
+struct Net::Header {
     uint32_t magic_word = magic, tag = 0;
     Reason reason = Reason::message;
     int32_t who = -1;      // culprit
     int64_t bytes = 0;     // of the body; size_mismatch: of the message that was too long or too short
     int64_t expected = 0;  // size_mismatch
 };
-static_assert(sizeof(Header) == 32);
-constexpr int64_t header_bytes = sizeof(Header);
 
-struct Send {
-    uint32_t tag;
-    const std::byte* data;
-    int64_t bytes;
-    Net::Pending* pending;
-};
-struct Receive {
+struct Net::Receive {
     uint32_t tag;
     std::byte* data;
     int64_t bytes;
-    Net::Pending* pending;
-};
-struct Early {
-    uint32_t tag;
-    std::vector<std::byte> data;
+    Pending* pending;
 };
 
-struct Peer {
+struct Net::Peer {
+    struct Send {
+        uint32_t tag;
+        const std::byte* data;
+        int64_t bytes;
+        Pending* pending;
+    };
+    struct Early {
+        uint32_t tag;
+        std::vector<std::byte> data;
+    };
     std::deque<Send> sends;       // the first one is on its way
     std::list<Receive> receives;  // in the order of posting
     std::list<Early> early;       // in the order of arrival
@@ -71,66 +71,30 @@ struct Peer {
     bool stalled() const { return in_done == header_bytes && !placed; }
 };
 
-}  // namespace
+Net::Net(Listener& listener, const NetOptions& options) : o_(options), sockets_(listener.connect(options)), peers_(options.members.size()) {
+    static_assert(sizeof(Header) == header_bytes);
+}
+Net::~Net() = default;
 
-struct Net::State {
-    const NetOptions o;
-    const std::shared_ptr<SocketSet> sockets;
-    std::vector<Peer> peers;
-    std::vector<pollfd> fds;
-    std::vector<int> polled;  // peer of fds[1 + i]
-    const char* what = "";    // for messages
-    uint32_t number = 0;
-    std::string failure;  // empty: none
+Net::Peer& Net::peer(int p) { return peers_[static_cast<size_t>(p)]; }
 
-    State(Listener& listener, const NetOptions& options)
-        : o(options), sockets(listener.connect(options)), peers(options.members.size()) {}
-
-    int me() const { return o.index; }
-    int size() const { return static_cast<int>(peers.size()); }
-    Peer& peer(int p) { return peers[static_cast<size_t>(p)]; }
-    std::string name(int p) const { return named(o.members[static_cast<size_t>(p)]); }
-    std::string where() const {
-        return number == 0 ? fmt::format("group '{}'", o.name) : fmt::format("group '{}' ({} #{})", o.name, what, number);
-    }
-
-    ssize_t send_some(int p);
-    bool push(int p);
-    bool pull(int p);
-    bool place(int p);
-    void arrived(int p);
-    bool progress();
-    void sleep(Clock::time_point deadline);
-
-    void check_alive();
-    void check_size(int p, const Receive& r, int64_t bytes);
-    bool said(int p, const Header& last);
-    void farewell(std::vector<int> to, const Header& last, double limit_s);
-    void accuse(int culprit);
-    [[noreturn]] void told(int p);
-    [[noreturn]] void lost(int p, int error);
-    [[noreturn]] void stalled(double stall_s);
-    [[noreturn]] void fail(const std::string& sentence);
-};
+std::string Net::where() const {
+    return number_ == 0 ? fmt::format("group '{}'", o_.name) : fmt::format("group '{}' ({} #{})", o_.name, what_, number_);
+}
 
 // One system call for the message that is on its way to p.
-ssize_t Net::State::send_some(int p) {
+ssize_t Net::send_some(int p) {
     Peer& q = peer(p);
-    const Send& s = q.sends.front();
+    const Peer::Send& s = q.sends.front();
     if (q.out_done == 0) q.out = {.tag = s.tag, .bytes = s.bytes};
-    const int64_t header_done = std::min(header_bytes, q.out_done), body_done = q.out_done - header_done;
-    iovec parts[2] = {
-        {reinterpret_cast<std::byte*>(&q.out) + header_done, static_cast<size_t>(header_bytes - header_done)},
-        {const_cast<std::byte*>(s.data) + body_done, static_cast<size_t>(std::min(call_bytes, s.bytes - body_done))}};
-    msghdr message{};
-    message.msg_iov = parts;
-    message.msg_iovlen = 2;
-    const ssize_t n = ::sendmsg((*sockets)[p], &message, MSG_NOSIGNAL);
+    const int64_t bytes = std::min(s.bytes, std::max<int64_t>(0, q.out_done - header_bytes) + call_bytes);  // the body's, this call included
+    const ssize_t n = send_rest((*sockets_)[p], {reinterpret_cast<const char*>(&q.out), sizeof q.out},
+                                {reinterpret_cast<const char*>(s.data), static_cast<size_t>(bytes)}, static_cast<size_t>(q.out_done));
     if (n > 0) q.out_done += n;
     return n;
 }
 
-bool Net::State::push(int p) {
+bool Net::push(int p) {
     const ssize_t n = send_some(p);
     if (n < 0 && (errno == EAGAIN || errno == EINTR)) return false;
     if (n < 0) {
@@ -149,11 +113,11 @@ bool Net::State::push(int p) {
 }
 
 // At most a header and one call for its body, of what p sends.
-bool Net::State::pull(int p) {
+bool Net::pull(int p) {
     Peer& q = peer(p);
     bool moved = false;
     const auto read = [&](std::byte* to, int64_t bytes) {
-        const ssize_t n = ::recv((*sockets)[p], to, static_cast<size_t>(bytes), 0);
+        const ssize_t n = ::recv((*sockets_)[p], to, static_cast<size_t>(bytes), 0);
         if (n == 0) lost(p, 0);
         if (n < 0 && errno != EAGAIN && errno != EINTR) lost(p, errno);
         if (n > 0) q.in_done += n, moved = true;
@@ -170,7 +134,7 @@ bool Net::State::pull(int p) {
 }
 
 // False: nobody has asked for anything that p sends, so it stays in the kernel.
-bool Net::State::place(int p) {
+bool Net::place(int p) {
     Peer& q = peer(p);
     if (q.in.reason != Reason::message || q.in.magic_word != magic) told(p);
     const auto same_tag = [&](const auto& r) { return r.tag == q.in.tag; };
@@ -188,7 +152,7 @@ bool Net::State::place(int p) {
     return true;
 }
 
-void Net::State::arrived(int p) {
+void Net::arrived(int p) {
     Peer& q = peer(p);
     if (q.is_early) {  // its receive may have been posted meanwhile
         q.receive = std::find_if(q.receives.begin(), q.receives.end(), [&](const Receive& r) { return r.tag == q.in.tag; });
@@ -206,10 +170,11 @@ void Net::State::arrived(int p) {
     q.placed = false;
 }
 
-bool Net::State::progress() {
+bool Net::progress() {
+    check_alive();
     bool moved = false;
     for (int i = 1; i < size(); ++i) {
-        const int p = (me() + i) % size();
+        const int p = (index() + i) % size();
         if (!peer(p).sends.empty()) moved |= push(p);
         if (!peer(p).receives.empty()) moved |= pull(p);
     }
@@ -217,81 +182,78 @@ bool Net::State::progress() {
 }
 
 // Until a peer that has something to do with us can be served, or the deadline. Peers that have not may be gone already.
-void Net::State::sleep(Clock::time_point deadline) {
-    fds.assign(1, {sockets->event(), POLLIN, 0});
-    polled.clear();
+void Net::sleep(Clock::time_point deadline) {
+    fds_.assign(1, {sockets_->event(), POLLIN, 0});
+    for (int p = 0; p < size(); ++p) {  // those that have nothing to do with us are not polled
+        const Peer& q = peer(p);
+        const int in = q.stalled() ? POLLRDHUP : POLLIN, out = q.sends.empty() ? 0 : POLLOUT;
+        fds_.push_back({q.busy() ? (*sockets_)[p] : -1, static_cast<short>(in | out), 0});
+    }
+    poll_until(fds_, deadline);
+    if (fds_[0].revents != 0) sockets_->asleep();
+    check_alive();
     for (int p = 0; p < size(); ++p) {
         const Peer& q = peer(p);
-        if (!q.busy()) continue;
-        const int in = q.stalled() ? POLLRDHUP : POLLIN, out = q.sends.empty() ? 0 : POLLOUT;
-        fds.push_back({(*sockets)[p], static_cast<short>(in | out), 0});
-        polled.push_back(p);
-    }
-    poll_until(fds, deadline);
-    if (fds[0].revents != 0) sockets->asleep();
-    check_alive();
-    for (size_t i = 0; i < polled.size(); ++i) {
-        const Peer& q = peer(polled[i]);
-        if (!q.receives.empty() || (fds[1 + i].revents & ~POLLOUT) == 0) continue;  // progress() does the rest
-        if (q.stalled()) lost(polled[i], 0);
-        pull(polled[i]);  // why it wants nothing more, or the beginning of what we have not asked for yet
+        if (!q.receives.empty() || (fds_[static_cast<size_t>(1 + p)].revents & ~POLLOUT) == 0) continue;  // progress() does the rest
+        if (q.stalled()) lost(p, 0);
+        pull(p);  // why it wants nothing more, or the beginning of what we have not asked for yet
     }
 }
 
-void Net::State::check_alive() {
-    if (!failure.empty()) throw Problem(Exit::fault, fmt::format("group '{}' has failed before: {}", o.name, failure));
-    if (sockets->aborted()) fail("");
+void Net::check_alive() {
+    if (!failure_.empty()) throw Problem(Exit::fault, fmt::format("group '{}' has failed before: {}", o_.name, failure_));
+    if (sockets_->aborted()) fail("");
 }
 
-void Net::State::check_size(int p, const Receive& r, int64_t bytes) {
+void Net::check_size(int p, const Receive& r, int64_t bytes) {
     if (bytes == r.bytes) return;
     const int64_t expected = r.bytes;
     farewell({p}, {.reason = Reason::size_mismatch, .bytes = bytes, .expected = expected}, 1);
     fail(fmt::format("{}: {} sent {} bytes where {} expects {}: the ranks do not make the same calls", where(), name(p),
-                     with_commas(bytes), name(me()), with_commas(expected)));
+                     with_commas(bytes), name(index()), with_commas(expected)));
 }
 
 // Finishes the message that is on its way to p and says the last words. False: there is no room for them at the moment.
-bool Net::State::said(int p, const Header& last) {
+bool Net::said(int p, const Header& last) {
     const Peer& q = peer(p);
     while (true) {
         const bool between = q.out_done == 0 || q.out_done == header_bytes + q.sends.front().bytes;
-        const ssize_t n = between ? ::send((*sockets)[p], &last, sizeof last, MSG_NOSIGNAL) : send_some(p);
+        const ssize_t n = between ? ::send((*sockets_)[p], &last, sizeof last, MSG_NOSIGNAL) : send_some(p);
         if (n < 0 && errno == EAGAIN) return false;
         if (n < 0 || between) break;
     }
-    ::shutdown((*sockets)[p], SHUT_WR);
+    ::shutdown((*sockets_)[p], SHUT_WR);
     return true;
 }
 
 // Tells these peers why, and waits until they have heard it, since closing a socket with unread bytes takes back what is on its
 // way. They close their ends when they have.
-void Net::State::farewell(std::vector<int> to, const Header& last, double limit_s) {
+void Net::farewell(std::vector<int> to, const Header& last, double limit_s) {
     const auto limit = after_seconds(limit_s);
-    std::vector<bool> silent(peers.size(), true);
+    std::vector<bool> silent(peers_.size(), true);
     std::vector<std::byte> unread(64 << 10);
     do {
-        sockets->asleep();
-        fds.assign(1, {sockets->event(), POLLIN, 0});
+        sockets_->asleep();
+        fds_.assign(1, {sockets_->event(), POLLIN, 0});
         std::erase_if(to, [&](int p) {
             if (silent[static_cast<size_t>(p)] && said(p, last)) silent[static_cast<size_t>(p)] = false;
             ssize_t n;
-            while ((n = ::recv((*sockets)[p], unread.data(), unread.size(), 0)) > 0) {
+            while ((n = ::recv((*sockets_)[p], unread.data(), unread.size(), 0)) > 0) {
             }
             if (n == 0 || errno != EAGAIN) return true;
-            fds.push_back({(*sockets)[p], static_cast<short>(POLLIN | (silent[static_cast<size_t>(p)] ? POLLOUT : 0)), 0});
+            fds_.push_back({(*sockets_)[p], static_cast<short>(POLLIN | (silent[static_cast<size_t>(p)] ? POLLOUT : 0)), 0});
             return false;
         });
-    } while (!to.empty() && !sockets->aborted() && poll_until(fds, limit));
+    } while (!to.empty() && !sockets_->aborted() && poll_until(fds_, limit));
 }
 
 // What arrived from p is no message.
-void Net::State::told(int p) {
+void Net::told(int p) {
     const Header h = peer(p).in;
     if (h.magic_word == magic && h.reason == Reason::size_mismatch)
         fail(fmt::format("{}: {} expects {} bytes where {} sent {}: the ranks do not make the same calls", where(), name(p),
-                         with_commas(h.expected), name(me()), with_commas(h.bytes)));
-    if (h.magic_word == magic && h.reason == Reason::culprit && h.who >= 0 && h.who < size() && h.who != me()) {
+                         with_commas(h.expected), name(index()), with_commas(h.bytes)));
+    if (h.magic_word == magic && h.reason == Reason::culprit && h.who >= 0 && h.who < size() && h.who != index()) {
         accuse(h.who);
         fail(fmt::format("{}: {} is gone or silent, says {}: look at its log first", where(), name(h.who), name(p)));
     }
@@ -300,20 +262,20 @@ void Net::State::told(int p) {
 }
 
 // Passes it on, so that everybody names the one who was first and not the one whose end he happened to see.
-void Net::State::accuse(int culprit) {
+void Net::accuse(int culprit) {
     std::vector<int> others;
     for (int p = 0; p < size(); ++p) {
-        if (p != culprit && p != me()) others.push_back(p);
+        if (p != culprit && p != index()) others.push_back(p);
     }
-    if (!sockets->aborted()) farewell(others, {.reason = Reason::culprit, .who = culprit}, 0.2);
+    if (!sockets_->aborted()) farewell(others, {.reason = Reason::culprit, .who = culprit}, 0.2);
 }
 
 // More than one may be gone: all are named.
-void Net::State::lost(int p, int error) {
+void Net::lost(int p, int error) {
     std::vector<std::string> gone{name(p)};
-    for (int r = 0; r < size() && !sockets->aborted(); ++r) {
-        pollfd fd{(*sockets)[r], POLLRDHUP, 0};
-        if (r != p && r != me() && ::poll(&fd, 1, 0) > 0) gone.push_back(name(r));
+    for (int r = 0; r < size() && !sockets_->aborted(); ++r) {
+        pollfd fd{(*sockets_)[r], POLLRDHUP, 0};
+        if (r != p && r != index() && ::poll(&fd, 1, 0) > 0) gone.push_back(name(r));
     }
     accuse(p);
     const std::string reason = error == 0 || error == EPIPE ? "" : fmt::format(" ({})", std::strerror(error));
@@ -322,7 +284,7 @@ void Net::State::lost(int p, int error) {
                      gone.size() == 1 ? "its log" : "their logs"));
 }
 
-void Net::State::stalled(double stall_s) {
+void Net::stalled(double stall_s) {
     std::vector<std::string> waits;
     int awaited = -1;
     for (int p = 0; p < size(); ++p) {
@@ -341,70 +303,52 @@ void Net::State::stalled(double stall_s) {
     }
     if (waits.size() == 1) accuse(awaited);
     fail(fmt::format("{}: nothing has moved for {} s while {} waits for {}: look at the log there first", where(), stall_s,
-                     name(me()), join_words(waits)));
+                     name(index()), join_words(waits)));
 }
 
-void Net::State::fail(const std::string& sentence) {
-    failure = sockets->aborted() ? fmt::format("{}: {} was aborted", name(me()), where()) : sentence;
-    sockets->abort();
-    for (Peer& q : peers) q = Peer();  // what they point to may go now
-    throw Problem(Exit::fault, failure);
-}
-
-Net::Net(Listener& listener, const NetOptions& options) : state_(std::make_unique<State>(listener, options)) {}
-Net::~Net() = default;
-
-int Net::index() const { return state_->me(); }
-int Net::size() const { return state_->size(); }
-
-void Net::label(const char* what, uint32_t number) {
-    state_->what = what;
-    state_->number = number;
+void Net::fail(const std::string& sentence) {
+    failure_ = sockets_->aborted() ? fmt::format("{}: {} was aborted", name(index()), where()) : sentence;
+    sockets_->abort();
+    for (Peer& q : peers_) q = Peer();  // what they point to may go now
+    throw Problem(Exit::fault, failure_);
 }
 
 void Net::send(int peer, uint32_t tag, const void* data, int64_t bytes, Pending& pending) {
     TRIFOLD_ASSERT(peer >= 0 && peer < size() && peer != index() && bytes >= 0);
     ++pending.left;
-    state_->peer(peer).sends.push_back({tag, static_cast<const std::byte*>(data), bytes, &pending});
+    this->peer(peer).sends.push_back({tag, static_cast<const std::byte*>(data), bytes, &pending});
 }
 
 void Net::receive(int peer, uint32_t tag, void* data, int64_t bytes, Pending& pending) {
     TRIFOLD_ASSERT(peer >= 0 && peer < size() && peer != index() && bytes >= 0);
-    Peer& q = state_->peer(peer);
+    Peer& q = this->peer(peer);
     const Receive r{tag, static_cast<std::byte*>(data), bytes, &pending};
     const bool arriving = q.placed && q.is_early;  // the last one
     const auto end = arriving ? std::prev(q.early.end()) : q.early.end();
-    const auto early = std::find_if(q.early.begin(), end, [&](const Early& e) { return e.tag == tag; });
+    const auto early = std::find_if(q.early.begin(), end, [&](const Peer::Early& e) { return e.tag == tag; });
     ++pending.left;
     if (early == end) {
         q.receives.push_back(r);
         return;
     }
-    state_->check_size(peer, r, static_cast<int64_t>(early->data.size()));
+    check_size(peer, r, static_cast<int64_t>(early->data.size()));
     if (bytes > 0) std::memcpy(data, early->data.data(), early->data.size());
     q.early.erase(early);
     --pending.left;
 }
 
 void Net::wait(const Pending& pending, double stall_s) {
-    state_->check_alive();
+    check_alive();
     auto deadline = after_seconds(stall_s);
     while (pending.left > 0) {
-        if (state_->progress()) {
+        if (progress()) {
             deadline = after_seconds(stall_s);
         } else if (Clock::now() >= deadline) {
-            state_->stalled(stall_s);
+            stalled(stall_s);
         } else {
-            state_->sleep(deadline);
+            sleep(deadline);
         }
     }
 }
-
-bool Net::progress() {
-    state_->check_alive();
-    return state_->progress();
-}
-
-void Net::abort() noexcept { state_->sockets->abort(); }
 
 }  // namespace trifold

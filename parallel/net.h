@@ -11,6 +11,7 @@
 #include <cstdint>
 #include <memory>
 #include <string>
+#include <vector>
 
 #include "parallel/listener.h"
 
@@ -29,10 +30,10 @@ public:
     Net(const Net&) = delete;
     Net& operator=(const Net&) = delete;
 
-    int index() const;
-    int size() const;
+    int index() const { return o_.index; }
+    int size() const { return static_cast<int>(o_.members.size()); }
     // What is being done from now on, for messages: "all_reduce #48211". `what` is a literal.
-    void label(const char* what, uint32_t number);
+    void label(const char* what, uint32_t number) { what_ = what, number_ = number; }
     // The memory belongs to the operation until it is done.
     void send(int peer, uint32_t tag, const void* data, int64_t bytes, Pending& pending);
     void receive(int peer, uint32_t tag, void* data, int64_t bytes, Pending& pending);
@@ -40,11 +41,41 @@ public:
     void wait(const Pending& pending, double stall_s);
     // Moves what can be moved without waiting. True: something moved.
     bool progress();
-    void abort() noexcept;
+    void abort() noexcept { sockets_->abort(); }
 
 private:
-    struct State;
-    std::unique_ptr<State> state_;
+    struct Peer;
+    struct Header;
+    struct Receive;
+
+    Peer& peer(int p);
+    std::string name(int p) const { return named(o_.members[static_cast<size_t>(p)]); }
+    std::string where() const;
+
+    ssize_t send_some(int p);
+    bool push(int p);
+    bool pull(int p);
+    bool place(int p);
+    void arrived(int p);
+    void sleep(SocketClock::time_point deadline);
+
+    void check_alive();
+    void check_size(int p, const Receive& r, int64_t bytes);
+    bool said(int p, const Header& last);
+    void farewell(std::vector<int> to, const Header& last, double limit_s);
+    void accuse(int culprit);
+    [[noreturn]] void told(int p);
+    [[noreturn]] void lost(int p, int error);
+    [[noreturn]] void stalled(double stall_s);
+    [[noreturn]] void fail(const std::string& sentence);
+
+    const NetOptions o_;
+    const std::shared_ptr<SocketSet> sockets_;
+    std::vector<Peer> peers_;
+    std::vector<pollfd> fds_;
+    const char* what_ = "";  // for messages
+    uint32_t number_ = 0;
+    std::string failure_;  // empty: none
 };
 
 }  // namespace trifold

@@ -6,7 +6,7 @@ namespace trifold {
 
 bool mpi_is_built_in() { return false; }
 
-MpiRanks exchange_by_mpi(int, double, const std::function<std::string(const MpiRanks&)>&) {
+std::string exchange_by_mpi(Launch&, double, const std::function<std::string()>&) {
     TRIFOLD_ASSERT(mpi_is_built_in());
     return {};
 }

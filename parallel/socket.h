@@ -1,4 +1,4 @@
-// parallel/socket.h   Descriptors of stream sockets that close themselves, their addresses, and waits that end on time. Linux only.
+// parallel/socket.h   Stream sockets that close themselves, their addresses, and waits that end on time. Linux only.
 #pragma once
 #include <poll.h>
 #include <sys/socket.h>
@@ -8,6 +8,7 @@
 #include <mutex>
 #include <span>
 #include <string>
+#include <string_view>
 #include <utility>
 #include <vector>
 
@@ -16,6 +17,8 @@
 namespace trifold {
 
 using SocketClock = std::chrono::steady_clock;
+// "60 s", "0.5 s"
+std::string seconds_text(double seconds);
 // From now on; any number of seconds, also one that no clock can hold.
 SocketClock::time_point after_seconds(double seconds, SocketClock::time_point from = SocketClock::now());
 
@@ -26,20 +29,42 @@ struct SocketAddress {
     socklen_t bytes = 0;
     int family() const { return storage.ss_family; }
     const sockaddr* get() const { return reinterpret_cast<const sockaddr*>(&storage); }
+    sockaddr* get() { return reinterpret_cast<sockaddr*>(&storage); }
+    int port() const;          // TCP
+    std::string name() const;  // abstract
 };
 // Both numeric. Throws Problem(Exit::usage).
-SocketAddress tcp_address(const std::string& ip, const std::string& port);
+SocketAddress tcp_address(const std::string& ip, int port);
 // An abstract name: no file, gone with its socket. Empty: the kernel chooses one when the socket is bound.
 SocketAddress unix_address(const std::string& name);
-// What a bound socket's address says: the TCP port, or the abstract name.
-std::string port_of(const Socket& socket);
+// Of this end.
+SocketAddress address_of(const Socket& socket);
+// Empty where the address has none.
+std::string numeric_ip(const sockaddr* address);
+std::string local_ip(const Socket& socket);
 
 // Never block. TCP sends small messages at once.
 Socket stream_socket(int family);
-Socket listening_socket(const SocketAddress& at);
-// Empty: nobody is there at the moment.
+// Empty: `error` says why.
+Socket listening_socket(const SocketAddress& at, int& error);
+// Empty: nobody is there at the moment, or errno says what is wrong.
 Socket accept_from(const Socket& listening);
+// To be called again, while it returns EINPROGRESS, when the socket can be written; 0: it is connected.
+int connect_error(int fd, const SocketAddress& to);
 
+// For the control plane: listens at a numeric address (empty: at all of this host); port 0: the system chooses. Throws Problem(Exit::usage).
+Socket listen_at(const std::string& ip, int port);
+// An empty socket: refused, unreachable, or not before the deadline. `why` then says which.
+Socket connect_to(const SocketAddress& to, SocketClock::time_point deadline, std::string& why);
+// What every connection of the control plane gets: the system notices a host that vanished.
+void prepare_connection(const Socket& socket);
+
+// Waits for one descriptor. False: the deadline came first.
+bool wait_for(int fd, short events, SocketClock::time_point deadline);
+// Sends what is left of two parts after the first `done` bytes, as far as there is room for it. Like send().
+ssize_t send_rest(int fd, std::string_view first, std::string_view second, size_t done);
+// Sends everything over a non-blocking socket. False: the connection broke, or the deadline came first.
+bool send_all(int fd, std::string_view bytes, SocketClock::time_point deadline);
 // Returns when one of them is ready, or at `deadline`, exactly. False: the deadline has passed.
 bool poll_until(std::span<pollfd> fds, SocketClock::time_point deadline);
 

@@ -13,11 +13,6 @@
 #include <utility>
 
 namespace trifold {
-namespace {
-
-constexpr size_t most_bytes_of_strangers = 64 << 10;
-
-}  // namespace
 
 struct StoreServer::Connection {
     Socket socket;
@@ -73,8 +68,8 @@ struct StoreServer::Loop {
     // Waits for something to do, and does it.
     void turn(SocketClock::time_point until) {
         std::array<epoll_event, 64> events;
-        const int timeout = until == SocketClock::time_point::max() ? -1 : milliseconds_until(until);
-        const int ready = ::epoll_wait(poller.get(), events.data(), static_cast<int>(events.size()), timeout);
+        wait_for(poller.get(), POLLIN, until);
+        const int ready = ::epoll_wait(poller.get(), events.data(), static_cast<int>(events.size()), 0);
         for (int i = 0; i < ready; ++i) {
             const int fd = events[static_cast<size_t>(i)].data.fd;
             if (fd == listener.get()) {
@@ -90,38 +85,23 @@ struct StoreServer::Loop {
     }
 
     void accept() {
-        for (;;) {
-            Socket socket(::accept4(listener.get(), nullptr, nullptr, SOCK_CLOEXEC | SOCK_NONBLOCK));
-            if (!socket) {
-                // Out of descriptors: the caller stays in the queue until one is free; no need to spin until then.
-                if (errno == EMFILE || errno == ENFILE) std::this_thread::sleep_for(std::chrono::milliseconds(20));
-                return;
-            }
+        while (Socket socket = accept_from(listener)) {
             prepare_connection(socket);
             add(std::move(socket));
         }
+        // Out of descriptors: the caller stays in the queue until one is free; no need to spin until then.
+        if (errno == EMFILE || errno == ENFILE) std::this_thread::sleep_for(std::chrono::milliseconds(20));
     }
 
     // Everybody has come: strangers are not heard any more.
     void close_door() {
         listener = Socket();
-        std::vector<int> strangers;
-        for (const auto& [fd, c] : connections)
-            if (c.rank < 0) strangers.push_back(fd);
-        for (const int fd : strangers) connections.erase(fd);
+        std::erase_if(connections, [](const auto& entry) { return entry.second.rank < 0; });
     }
 
     void read(Connection& c) {
-        std::array<char, 64 << 10> bytes;
         std::vector<Message> messages;
-        bool open = true;
-        for (;;) {
-            const ssize_t got = ::recv(c.socket.get(), bytes.data(), bytes.size(), MSG_DONTWAIT);
-            if (got < 0 && errno == EINTR) continue;
-            if (got < 0 && errno == EAGAIN) break;
-            open = got > 0 && c.cutter.cut({bytes.data(), static_cast<size_t>(got)}, c.known ? most_bytes_of_message : most_bytes_of_strangers, messages);
-            if (!open || static_cast<size_t>(got) < bytes.size()) break;
-        }
+        bool open = c.cutter.read(c.socket.get(), c.known ? most_bytes_of_message : most_bytes_of_strangers, messages);
         try {
             for (const Message& m : messages) handle(c, m);
         } catch (const BadMessage&) {
@@ -141,30 +121,30 @@ struct StoreServer::Loop {
 
     void handle(Connection& c, const Message& m) {
         ++received;
-        Unpacker in(*m.body);
         if (m.verb == Verb::ping) {
-            c.known = c.known || static_cast<uint64_t>(in.number()) == options.job_key;
-            if (!c.known) throw BadMessage();
+            uint64_t key = 0;
+            Unpacker{*m.body}(key);
+            c.known = c.known || key == options.job_key;
+        }
+        if (!c.known) throw BadMessage();
+        if (m.verb == Verb::ping) {
             const auto now = std::chrono::system_clock::now().time_since_epoch();
             const int64_t ns = std::chrono::duration_cast<std::chrono::nanoseconds>(now).count();
-            c.queue.push_back(make_message(Verb::answer, m.id, Packer().number(ns).text(options.host_id).take()));
+            c.queue.push_back(make_message(Verb::answer, m.id, pack(ns, options.host_id)));
             flush(c);
-        } else if (!c.known) {
-            throw BadMessage();
         } else if (m.verb == Verb::join) {
-            join(c, m, in);
+            join(c, m);
         } else if (c.rank >= 0) {
             board.handle(c.rank, m);
         }
     }
 
-    void join(Connection& c, const Message& m, Unpacker in) {
-        const auto rank = static_cast<int>(in.number()), size = static_cast<int>(in.number());
-        if (board.join(rank, size, m, in, local_ip(c.socket))) {
+    void join(Connection& c, const Message& m) {
+        if (const int rank = board.join(m, local_ip(c.socket)); rank >= 0) {
             c.rank = rank;
             descriptor_of[static_cast<size_t>(rank)] = c.socket.get();
         } else {
-            c.queue.push_back(make_message(Verb::news, 0, packed(*board.failure())));
+            c.queue.push_back(make_message(Verb::news, 0, pack(*board.failure())));
             c.leaving = true;
             flush(c);
         }
@@ -185,13 +165,7 @@ struct StoreServer::Loop {
         while (!c.queue.empty()) {
             const std::string header = header_of(c.queue.front());
             const std::string& body = *c.queue.front().body;
-            const size_t in_header = std::min(c.sent, header.size()), in_body = c.sent - in_header;
-            iovec parts[2] = {{const_cast<char*>(header.data()) + in_header, header.size() - in_header},
-                              {const_cast<char*>(body.data()) + in_body, body.size() - in_body}};
-            msghdr out{};
-            out.msg_iov = parts;
-            out.msg_iovlen = 2;
-            const ssize_t sent = ::sendmsg(c.socket.get(), &out, MSG_NOSIGNAL | MSG_DONTWAIT);
+            const ssize_t sent = send_rest(c.socket.get(), header, body, c.sent);
             if (sent < 0 && errno == EINTR) continue;
             if (sent < 0 && errno == EAGAIN) break;
             if (sent < 0) {

@@ -14,12 +14,12 @@
 #include <thread>
 
 #include "parallel/board.h"
+#include "parallel/host_port.h"
 #include "parallel/message.h"
-#include "parallel/tcp.h"
 
 namespace trifold {
 
-constexpr size_t most_bytes_of_message = size_t{1} << 36;
+constexpr size_t most_bytes_of_message = size_t{1} << 36, most_bytes_of_strangers = 64 << 10;
 
 class StoreServer {
 public:
@@ -47,7 +47,6 @@ private:
 // A connection to the store, before the rendezvous.
 struct StoreLink {
     Socket socket;
-    std::string host_id;          // of the store
     int64_t clock_offset_ns = 0;  // to add to this host's clock to get the store's
     int64_t sent = 0;
 };
@@ -58,7 +57,7 @@ struct StrangerProblem : Problem {
 // Tries the addresses in turn until one answers as the store of this job. Throws Problem(Exit::usage) or StrangerProblem.
 StoreLink connect_to_store(const std::vector<HostPort>& addresses, uint64_t job_key, const std::string& host_id, double start_s);
 // Rank 0's: the end for the server, and its own.
-std::pair<Socket, StoreLink> link_inside_process(const std::string& host_id);
+std::pair<Socket, StoreLink> link_inside_process();
 
 class StoreClient {
 public:
@@ -80,10 +79,6 @@ public:
     int64_t sent() const { return sent_; }
 
 private:
-    struct Question {
-        bool survives_failure = false;
-        std::optional<Message> answer;
-    };
     std::optional<Message> await(Verb verb, std::string body, SocketClock::time_point deadline, bool survives_failure);
     void send(const Message& message, SocketClock::time_point deadline);
     void read();
@@ -98,7 +93,7 @@ private:
     mutable std::mutex mutex_;  // guards what follows
     std::condition_variable changed_;
     uint64_t last_id_ = 0;
-    std::map<uint64_t, Question> questions_;
+    std::map<uint64_t, std::optional<Message>> answers_;  // to the questions that wait
     std::optional<Failure> failure_;
     bool closed_ = false;   // the connection has ended
     bool leaving_ = false;  // goodbye has been said

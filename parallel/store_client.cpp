@@ -16,52 +16,51 @@ namespace trifold {
 
 namespace {
 
-// One question and its answer, before there is a reading thread.
-std::optional<Message> exchange(StoreLink& link, const Message& question, SocketClock::time_point deadline) {
+struct ClockReading {
+    int64_t trip_ns = 0, offset_ns = 0;
+    std::string host_id;
+};
+
+// One reading of the store's clock. The answer was written somewhere between two readings of ours; taking the middle errs by at most half
+// the round trip. Empty: no answer.
+std::optional<ClockReading> ping(StoreLink& link, uint64_t job_key, SocketClock::time_point deadline) {
+    const auto nanoseconds = [](auto t) { return std::chrono::duration_cast<std::chrono::nanoseconds>(t).count(); };
+    const Message question = make_message(Verb::ping, 0, pack(job_key));
+    const auto before = std::chrono::system_clock::now();
     if (!send_all(link.socket.get(), header_of(question) + *question.body, deadline)) return {};
     ++link.sent;
     MessageCutter cutter;
-    std::vector<Message> messages;
-    while (messages.empty()) {
-        char bytes[4096];
-        if (!wait_for(link.socket.get(), POLLIN, deadline)) return {};
-        const ssize_t got = ::recv(link.socket.get(), bytes, sizeof(bytes), MSG_DONTWAIT);
-        if (got < 0 && (errno == EAGAIN || errno == EINTR)) continue;
-        if (got <= 0 || !cutter.cut({bytes, static_cast<size_t>(got)}, sizeof(bytes), messages)) return {};
+    std::vector<Message> answers;
+    while (answers.empty()) {
+        if (!wait_for(link.socket.get(), POLLIN, deadline) || !cutter.read(link.socket.get(), most_bytes_of_strangers, answers)) return {};
     }
-    return messages.front();
-}
-
-// One reading of the store's clock. The answer was written somewhere between two readings of ours; taking the middle errs by at most half
-// the round trip. Negative: no answer.
-int64_t ping(StoreLink& link, uint64_t job_key, SocketClock::time_point deadline) {
-    using std::chrono::nanoseconds;
-    const auto before = std::chrono::system_clock::now();
-    const auto answer = exchange(link, make_message(Verb::ping, 0, Packer().number(static_cast<int64_t>(job_key)).take()), deadline);
     const auto after = std::chrono::system_clock::now();
-    if (!answer || answer->verb != Verb::answer) return -1;
+    if (answers.front().verb != Verb::answer) return {};
     try {
-        Unpacker in(*answer->body);
-        const int64_t trip = std::chrono::duration_cast<nanoseconds>(after - before).count();
-        link.clock_offset_ns = in.number() - std::chrono::duration_cast<nanoseconds>(before.time_since_epoch()).count() - trip / 2;
-        link.host_id = in.text();
-        return std::max<int64_t>(trip, 0);
+        int64_t stores_ns = 0;
+        ClockReading r{.trip_ns = std::max<int64_t>(nanoseconds(after - before), 0)};
+        Unpacker{*answers.front().body}(stores_ns, r.host_id);
+        r.offset_ns = stores_ns - nanoseconds(before.time_since_epoch()) - r.trip_ns / 2;
+        return r;
     } catch (const BadMessage&) {
-        return -1;
+        return {};
     }
 }
 
 constexpr int clock_pings = 7;
 
-// Hosts have clocks of their own: the shortest of some round trips tells the difference best.
-void compare_clocks(StoreLink& link, uint64_t job_key, int64_t first_trip, SocketClock::time_point deadline) {
-    int64_t shortest = first_trip, best = link.clock_offset_ns;
-    for (int i = 0; i < clock_pings; ++i) {
-        const int64_t trip = ping(link, job_key, deadline);
-        if (trip < 0) break;  // the rendezvous will say that it is gone
-        if (trip < shortest) shortest = trip, best = link.clock_offset_ns;
+// False: something else answers than the store of this job. Hosts have clocks of their own: the shortest of some round trips tells
+// the difference best.
+bool greet(StoreLink& link, uint64_t job_key, const std::string& host_id, SocketClock::time_point deadline) {
+    std::optional<ClockReading> best = ping(link, job_key, std::min(deadline, after_seconds(10)));
+    if (!best) return false;
+    for (int i = 0; best->host_id != host_id && i < clock_pings; ++i) {
+        const std::optional<ClockReading> next = ping(link, job_key, deadline);
+        if (!next) break;  // the rendezvous will say that it is gone
+        if (next->trip_ns < best->trip_ns) best = next;
     }
-    link.clock_offset_ns = best;
+    link.clock_offset_ns = best->host_id == host_id ? 0 : best->offset_ns;
+    return true;
 }
 
 }  // namespace
@@ -74,20 +73,11 @@ StoreLink connect_to_store(const std::vector<HostPort>& addresses, uint64_t job_
     for (double pause_s = 0.01;; pause_s = std::min(2 * pause_s, 0.5)) {
         for (const HostPort& address : addresses) {
             StoreLink link;
-            link.socket = connect_to(address, std::min(deadline, after_seconds(3)), why);
+            link.socket = connect_to(tcp_address(address.host, address.port), std::min(deadline, after_seconds(3)), why);
             if (!link.socket) continue;
-            const int64_t trip = ping(link, job_key, std::min(deadline, after_seconds(10)));
-            if (trip < 0) {
-                stranger = true;
-                why = "what answers there is not the store of this job";
-                continue;
-            }
-            if (link.host_id == host_id) {
-                link.clock_offset_ns = 0;
-            } else {
-                compare_clocks(link, job_key, trip, deadline);
-            }
-            return link;
+            if (greet(link, job_key, host_id, deadline)) return link;
+            stranger = true;
+            why = "what answers there is not the store of this job";
         }
         if (SocketClock::now() >= deadline) break;
         std::this_thread::sleep_until(std::min(deadline, after_seconds(pause_s)));
@@ -98,14 +88,11 @@ StoreLink connect_to_store(const std::vector<HostPort>& addresses, uint64_t job_
     throw Problem(Exit::usage, sentence);
 }
 
-std::pair<Socket, StoreLink> link_inside_process(const std::string& host_id) {
+std::pair<Socket, StoreLink> link_inside_process() {
     int ends[2];
     const int result = ::socketpair(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0, ends);
     TRIFOLD_ASSERT(result == 0);
-    StoreLink link;
-    link.socket = Socket(ends[1]);
-    link.host_id = host_id;
-    return {Socket(ends[0]), std::move(link)};
+    return {Socket(ends[0]), StoreLink{.socket = Socket(ends[1])}};
 }
 
 // ---- client
@@ -127,7 +114,7 @@ StoreClient::~StoreClient() {
         say_goodbye = failure_ && !leaving_;  // who leaves because of a failure has not died
         leaving_ = true;
     }
-    if (say_goodbye) send(make_message(Verb::goodbye, 0, Packer().number(0).take()), after_seconds(1));
+    if (say_goodbye) send(make_message(Verb::goodbye, 0, pack(0.0)), after_seconds(1));
     ::shutdown(socket_.get(), SHUT_RDWR);
     reader_.join();
 }
@@ -151,14 +138,14 @@ std::optional<Message> StoreClient::await(Verb verb, std::string body, SocketClo
     const uint64_t id = ++last_id_;
     const auto over = [&] { return closed_ || (failure_ && !survives_failure); };
     if (over()) return {};
-    Question& question = questions_[id];
+    std::optional<Message>& waiting = answers_[id];
     lock.unlock();
     send(make_message(verb, id, std::move(body)), std::min(deadline, after_seconds(send_s)));
     lock.lock();
-    const bool ended = changed_.wait_until(lock, deadline, [&] { return question.answer || over(); });
+    const bool ended = changed_.wait_until(lock, deadline, [&] { return waiting || over(); });
     std::optional<Message> answer;
-    answer.swap(question.answer);
-    questions_.erase(id);
+    answer.swap(waiting);
+    answers_.erase(id);
     lock.unlock();
     if (!ended && verb == Verb::take) send(make_message(Verb::cancel, id, ""), after_seconds(send_s));
     return answer;
@@ -167,26 +154,21 @@ std::optional<Message> StoreClient::await(Verb verb, std::string body, SocketClo
 std::string StoreClient::ask(Verb verb, std::string body, SocketClock::time_point deadline, const std::string& late) {
     const std::optional<Message> answer = await(verb, std::move(body), deadline, false);
     if (answer && answer->verb == Verb::answer) return *answer->body;
-    if (answer) {
-        Unpacker in(*answer->body);
-        const Exit code = static_cast<Exit>(in.number());
-        throw Problem(code, in.text());
-    }
-    if (const auto f = failure()) throw Problem(f->code, f->sentence);
+    if (const auto f = answer ? std::optional(unpack_failure(*answer->body)) : failure()) throw Problem(f->code, f->sentence);
     throw Problem(Exit::fault, late);
 }
 
 bool StoreClient::fail(Exit code, const std::string& sentence) {
-    const auto body = Packer().number(static_cast<int64_t>(code)).text(sentence).take();
-    const std::optional<Message> answer = await(Verb::fail, body, after_seconds(verdict_s), true);
+    const Failure own{code, sentence, rank_, 1};
+    const std::optional<Message> answer = await(Verb::fail, pack(own), after_seconds(verdict_s), true);
     if (answer) {
-        const Failure verdict = unpacked_failure(*answer->body);
+        const Failure verdict = unpack_failure(*answer->body);
         failed(verdict);
         return verdict.speaker == rank_;
     }
     // Nobody can be asked. Who speaks may have been told before; else rank 0 is gone too, and the next one speaks for it.
     const auto known = failure();
-    if (!known) failed({code, sentence, rank_, 1});
+    if (!known) failed(own);
     if (known && known->speaker >= 0) return known->speaker == rank_;
     return rank_ == (known && known->rank == 1 ? 2 : 1);
 }
@@ -196,7 +178,7 @@ void StoreClient::goodbye(double seconds) {
         const std::lock_guard lock(mutex_);
         if (std::exchange(leaving_, true)) return;
     }
-    ask(Verb::goodbye, Packer().number(static_cast<int64_t>(seconds * 1e3)).take(), after_seconds(seconds + send_s),
+    ask(Verb::goodbye, pack(seconds), after_seconds(seconds + send_s),
         "rank 0 does not answer at the end of the job");
 }
 
@@ -207,13 +189,10 @@ std::optional<Failure> StoreClient::failure() const {
 
 void StoreClient::read() {
     MessageCutter cutter;
-    std::vector<char> bytes(64 << 10);
     for (bool open = true; open;) {
         wait_for(socket_.get(), POLLIN, SocketClock::time_point::max());
-        const ssize_t got = ::recv(socket_.get(), bytes.data(), bytes.size(), MSG_DONTWAIT);
-        if (got < 0 && (errno == EAGAIN || errno == EINTR)) continue;
         std::vector<Message> messages;
-        open = got > 0 && cutter.cut({bytes.data(), static_cast<size_t>(got)}, most_bytes_of_message, messages);
+        open = cutter.read(socket_.get(), most_bytes_of_message, messages);
         for (const Message& m : messages) arrived(m);
     }
     bool orphaned;
@@ -227,10 +206,10 @@ void StoreClient::read() {
 }
 
 void StoreClient::arrived(const Message& message) {
-    if (message.verb == Verb::news) return failed(unpacked_failure(*message.body));
+    if (message.verb == Verb::news) return failed(unpack_failure(*message.body));
     const std::lock_guard lock(mutex_);
-    if (const auto q = questions_.find(message.id); q != questions_.end()) {
-        q->second.answer = message;
+    if (const auto waiting = answers_.find(message.id); waiting != answers_.end()) {
+        waiting->second = message;
         changed_.notify_all();
     }
 }

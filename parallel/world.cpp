@@ -6,7 +6,6 @@
 #include <sys/resource.h>
 
 #include <algorithm>
-#include <condition_variable>
 #include <mutex>
 #include <utility>
 
@@ -21,29 +20,6 @@ namespace trifold {
 namespace {
 
 constexpr double answer_s = 10;  // for the store to send what is due
-
-// Values of a rank that is alone.
-class Mailbox {
-public:
-    void put(const std::string& key, const std::string& value) {
-        const std::lock_guard lock(mutex_);
-        values_[key] = {value, 0};
-        changed_.notify_all();
-    }
-    std::optional<std::string> take(const std::string& key, double deadline_s, int readers) {
-        std::unique_lock lock(mutex_);
-        if (!changed_.wait_until(lock, after_seconds(deadline_s), [&] { return values_.contains(key); })) return {};
-        auto& [value, taken] = values_.at(key);
-        std::string copy = value;
-        if (++taken >= readers) values_.erase(key);
-        return copy;
-    }
-
-private:
-    std::mutex mutex_;
-    std::condition_variable changed_;
-    std::map<std::string, std::pair<std::string, int>> values_;
-};
 
 // One connection per rank, and what the program opens besides.
 void make_room_for_connections(int ranks) {
@@ -69,7 +45,6 @@ struct World::State {
     std::atomic<bool> has_spoken = false;
 
     // A rank that is alone.
-    Mailbox mailbox;
     std::optional<Problem> own_problem;
 
     // One of several. The client ends before the server, and both before the listener that they abort.
@@ -101,14 +76,11 @@ struct World::State {
 // Nobody can be asked who speaks: the first rank of each host does. On rank 0's that would be rank 0; whether it has said anything can be
 // told from what answers in its place.
 StoreLink World::State::find_store(const std::string& host_id) {
-    const auto reach = [&] { return connect_to_store(parse_host_ports(launch.store, "--launch.store"), launch.job_key, host_id, options.start_s); };
     try {
-        return reach();
-    } catch (const StrangerProblem& p) {
-        if (launch.local_rank == 0) throw;
-        throw QuietProblem(p.code(), p.what());
+        return connect_to_store(parse_host_ports(launch.store, "--launch.store"), launch.job_key, host_id, options.start_s);
     } catch (const Problem& p) {
-        if (launch.local_rank == 0 || launch.rank == 1) throw;
+        const bool rank_0_is_silent = !dynamic_cast<const StrangerProblem*>(&p);
+        if (launch.local_rank == 0 || (launch.rank == 1 && rank_0_is_silent)) throw;
         throw QuietProblem(p.code(), p.what());
     }
 }
@@ -117,7 +89,7 @@ StoreLink World::State::link_to_store() {
     const std::string host_id = Listener::host_id();
     if (launch.rank != 0) return find_store(host_id);
     make_room_for_connections(launch.size);
-    auto [servers_end, link] = link_inside_process(host_id);
+    auto [servers_end, link] = link_inside_process();
     TRIFOLD_ASSERT(launch.store_socket && *launch.store_socket);
     server = std::make_unique<StoreServer>(std::move(*launch.store_socket), std::move(servers_end),
                                            StoreServer::Options{launch.size, options.start_s, launch.job_key, random_key(), host_id});
@@ -126,16 +98,8 @@ StoreLink World::State::link_to_store() {
 
 // The one message of the rendezvous, and its answer.
 void World::State::join(const std::string& ip) {
-    const std::string body = Packer()
-                                 .number(launch.rank)
-                                 .number(launch.size)
-                                 .text(options.build.empty() ? build_id() : options.build)
-                                 .text(host_name())
-                                 .text(ip)
-                                 .text(Listener::host_id())
-                                 .text(listener->endpoint())
-                                 .text(cpu_list())
-                                 .take();
+    const std::string body = pack(launch.rank, launch.size, options.build.empty() ? build_id() : options.build, host_name(), ip, Listener::host_id(),
+                                  listener->endpoint(), cpu_list());
     try {
         read_peers(client->ask(Verb::join, body, after_seconds(options.start_s + answer_s),
                                fmt::format("rank 0 did not say within {} who the other ranks are", seconds_text(options.start_s + answer_s))));
@@ -147,14 +111,15 @@ void World::State::join(const std::string& ip) {
 
 void World::State::read_peers(const std::string& welcome) {
     Unpacker in(welcome);
-    data_key = static_cast<uint64_t>(in.number());
-    std::vector<std::pair<std::string, std::string>> hosts(static_cast<size_t>(in.number()));
-    for (auto& [name, id] : hosts) name = in.text(), id = in.text();
+    size_t count = 0, host = 0;
+    in(data_key, count);
+    std::vector<PeerAddress> hosts(count);  // what its ranks share
+    for (PeerAddress& h : hosts) in(h.host, h.host_id);
     for (int r = 0; r < launch.size; ++r) {
-        const auto& [name, id] = hosts.at(static_cast<size_t>(in.number()));
-        PeerAddress peer{.rank = r, .host = name, .ip = in.text(), .host_id = id};
-        peer.endpoint = in.text();
-        peer.cpus = in.text();
+        in(host);
+        PeerAddress peer = hosts.at(host);
+        peer.rank = r;
+        in(peer.ip, peer.endpoint, peer.cpus);
         peers.push_back(std::move(peer));
     }
     if (launch.local_size > 0) return;
@@ -169,14 +134,7 @@ void World::State::read_peers(const std::string& welcome) {
 
 std::string World::State::meet(const char* kind, const std::string& what, const std::string& value, Exit code, double deadline_s) {
     const double seconds = deadline_s > 0 ? deadline_s : options.stall_s;
-    const std::string body = Packer()
-                                 .number(meetings++)
-                                 .text(kind)
-                                 .text(what)
-                                 .text(value)
-                                 .number(static_cast<int64_t>(code))
-                                 .number(static_cast<int64_t>(seconds * 1e3))
-                                 .take();
+    const std::string body = pack(meetings++, kind, what, value, code, seconds);
     const double limit_s = seconds + answer_s;  // the store keeps the first of them and says who is missing
     return client->ask(Verb::meet, body, after_seconds(limit_s), fmt::format("rank 0 did not answer at '{} {}' within {}", kind, what, seconds_text(limit_s)));
 }
@@ -227,15 +185,13 @@ void World::barrier(const std::string& what, double deadline_s) {
 }
 
 void World::put(const std::string& key, const std::string& value) {
-    if (state_->alone()) return state_->mailbox.put(key, value);
-    state_->client->tell(Verb::put, Packer().text(key).text(value).take());
+    TRIFOLD_ASSERT(!state_->alone());
+    state_->client->tell(Verb::put, pack(key, value));
 }
 
 std::string World::take(const std::string& key, double deadline_s, int readers) {
-    const std::string late = fmt::format("nobody has put '{}' within {}", key, seconds_text(deadline_s));
-    if (!state_->alone()) return state_->client->ask(Verb::take, Packer().text(key).number(readers).take(), after_seconds(deadline_s), late);
-    if (auto value = state_->mailbox.take(key, deadline_s, readers)) return *std::move(value);
-    throw Problem(Exit::fault, late);
+    TRIFOLD_ASSERT(!state_->alone());
+    return state_->client->ask(Verb::take, pack(key, readers), after_seconds(deadline_s), fmt::format("nobody has put '{}' within {}", key, seconds_text(deadline_s)));
 }
 
 bool World::fail(const Problem& problem) {

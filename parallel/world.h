@@ -29,11 +29,13 @@ namespace trifold {
 
 // What the launcher told this process.
 struct Launch {
-    int rank = 0, size = 1, local_rank = 0, local_size = 1;
+    int rank = 0, size = 1, local_rank = 0, local_size = 1;  // local size 0: not said
     std::string store;       // numeric HOST:PORT of rank 0's store, or several, to be tried in turn; empty with one rank
     std::string launcher;    // "Open MPI", "Slurm", "Hydra", "" (alone), for messages
+    std::string job;         // what tells this job from others, as far as the launcher's variables do
     uint64_t job_key = 0;    // the same on all ranks, secret where MPI could carry it
     std::shared_ptr<Socket> store_socket;  // rank 0: listens there already
+    bool operator==(const Launch&) const = default;
 };
 
 struct LaunchOptions {
@@ -79,7 +81,7 @@ public:
     std::string from_rank_0(const std::string& value, double deadline_s = 0);                                       // rank 0's value
     void barrier(const std::string& what, double deadline_s = 0);
 
-    // Values of any size by key, kept at rank 0; may be called from any thread. take() waits until the value is there (deadline_s,
+    // Values of any size by key, kept at rank 0 of a job of several ranks; may be called from any thread. take() waits until the value is there (deadline_s,
     // or until a rank fails), and removes it when it was the last of `readers`. Until then another put() of the key replaces it.
     void put(const std::string& key, const std::string& value);
     std::string take(const std::string& key, double deadline_s, int readers = 1);

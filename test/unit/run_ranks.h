@@ -10,7 +10,7 @@
 #include <vector>
 
 #include "base/error.h"
-#include "parallel/tcp.h"
+#include "parallel/host_port.h"
 #include "parallel/world.h"
 
 namespace trifold {
@@ -18,7 +18,7 @@ namespace trifold {
 // What a launcher would tell the ranks of a job on this host.
 inline std::vector<Launch> launches_on_this_host(int ranks) {
     const auto socket = std::make_shared<Socket>(listen_at("127.0.0.1", 0));
-    const std::string store = HostPort{"127.0.0.1", tcp_port_of(*socket)}.text();
+    const std::string store = HostPort{"127.0.0.1", address_of(*socket).port()}.text();
     std::vector<Launch> launches;
     for (int r = 0; r < ranks; ++r)
         launches.push_back({.rank = r, .size = ranks, .local_rank = r, .local_size = ranks, .store = store, .launcher = "test", .job_key = 0x7e57, .store_socket = r == 0 ? socket : nullptr});

@@ -6,11 +6,12 @@
 
 #include <csignal>
 #include <functional>
+#include <map>
 #include <string>
 
 #include "parallel/launch.h"
 #include "parallel/rank_text.h"
-#include "parallel/tcp.h"
+#include "parallel/host_port.h"
 #include "parallel/world.h"
 #include "test/unit/problems.h"
 
@@ -26,6 +27,12 @@ std::string usage_of(const std::function<void()>& act) {
         return p.what();
     }
     return "";
+}
+
+using Environment = std::map<std::string, std::string>;
+
+std::optional<Launch> read_launcher(const Environment& e) {
+    return trifold::read_launcher([&](const char* name) { return e.contains(name) ? e.at(name).c_str() : nullptr; });
 }
 
 // Sets variables of this process for as long as it lives.
@@ -56,14 +63,18 @@ Environment without(Environment e, const std::string& name) {
     return e;
 }
 
+Launch said(const std::string& launcher, int rank, int size, int local_rank, int local_size, const std::string& job) {
+    return {.rank = rank, .size = size, .local_rank = local_rank, .local_size = local_size, .launcher = launcher, .job = job};
+}
+
 }  // namespace
 
 TEST_CASE("launchers are known by their variables", "[launch]") {
     CHECK_FALSE(read_launcher({{"HOME", "/root"}}));
-    CHECK(read_launcher(open_mpi) == LauncherVariables{"Open MPI", 5, 8, 1, 4, ""});
-    CHECK(read_launcher({{"PMI_RANK", "1"}, {"PMI_SIZE", "3"}, {"MPI_LOCALRANKID", "1"}, {"MPI_LOCALNRANKS", "3"}}) == LauncherVariables{"Hydra", 1, 3, 1, 3, ""});
-    CHECK(read_launcher({{"PMI_RANK", "1"}, {"PMI_SIZE", "3"}}) == LauncherVariables{"Hydra", 1, 3, 0, 0, ""});
-    CHECK(read_launcher(srun) == LauncherVariables{"Slurm", 9, 11, 1, 3, "77.3"});
+    CHECK(read_launcher(open_mpi) == said("Open MPI", 5, 8, 1, 4, ""));
+    CHECK(read_launcher({{"PMI_RANK", "1"}, {"PMI_SIZE", "3"}, {"MPI_LOCALRANKID", "1"}, {"MPI_LOCALNRANKS", "3"}}) == said("Hydra", 1, 3, 1, 3, ""));
+    CHECK(read_launcher({{"PMI_RANK", "1"}, {"PMI_SIZE", "3"}}) == said("Hydra", 1, 3, 0, 0, ""));
+    CHECK(read_launcher(srun) == said("Slurm", 9, 11, 1, 3, "77.3"));
     CHECK(read_launcher(without(srun, "SLURM_STEP_NUM_TASKS"))->size == 64);
     CHECK(read_launcher(with(srun, {{"SLURM_NODEID", "1"}}))->local_size == 4);
 }
@@ -145,8 +156,8 @@ TEST_CASE("what detect_launch makes of it", "[launch]") {
     CHECK(has(in_child(rank_0, {.store = "192.0.2.1:29511"}), "2: the address 192.0.2.1 is not one of this host"));
 
     const Socket taken = listen_at("127.0.0.1", 0);
-    const std::string store = "127.0.0.1:" + std::to_string(tcp_port_of(taken));
-    CHECK(has(in_child(rank_0, {.store = store}), "2: port " + std::to_string(tcp_port_of(taken)) + " of this host is taken"));
+    const std::string store = "127.0.0.1:" + std::to_string(address_of(taken).port());
+    CHECK(has(in_child(rank_0, {.store = store}), "2: port " + std::to_string(address_of(taken).port()) + " of this host is taken"));
 }
 
 TEST_CASE("ranks in sentences", "[launch]") {

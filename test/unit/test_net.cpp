@@ -45,7 +45,7 @@ const Sentences nobody_failed(int n) { return Sentences(static_cast<size_t>(n));
 
 // A connection to the TCP port of a rank from something that is no rank.
 Socket stranger(const PeerAddress& to, const std::string& says) {
-    const SocketAddress at = tcp_address(to.ip, to.endpoint.substr(0, to.endpoint.find(' ')));
+    const SocketAddress at = tcp_address(to.ip, std::stoi(to.endpoint));
     Socket s(::socket(at.family(), SOCK_STREAM, 0));
     REQUIRE(::connect(s.get(), at.get(), at.bytes) == 0);
     REQUIRE(::send(s.get(), says.data(), says.size(), 0) == static_cast<ssize_t>(says.size()));

@@ -169,10 +169,6 @@ TEST_CASE("alone, everything works without sockets", "[world]") {
     world.agree("config", "x");
     world.barrier("start");
     CHECK(world.from_rank_0("seed") == "seed");
-    std::thread other([&] { world.put("key", "value"); });
-    CHECK(world.take("key", 30) == "value");
-    other.join();
-    CHECK(outcome_of([&] { world.take("key", 0.01); }) == "75: nobody has put 'key' within 0.01 s");
     StreamEngine engine;
     CHECK(world.host_group("dp", {0}, engine.add("dp", StreamKind::communication)).alone());
     CHECK(world.messages().sent == 0);

@@ -162,7 +162,7 @@ TEST_CASE("a rank that dies during the rendezvous is named", "[world]") {
     run_threads(launches, [&](const Launch& launch) {
         if (launch.rank < 2) return said.add(launch.rank, outcome_of([&] { World world(launch, patient); }));
         const StoreLink link = connect_to_store(parse_host_ports(launch.store, ""), launch.job_key, "another host", 30);
-        const Message join = make_message(Verb::join, 1, Packer().number(2).number(4).text("test").text("node-9").text("").text("").text("").text("").take());
+        const Message join = make_message(Verb::join, 1, pack(2, 4, "test", "node-9", "", "", "", ""));
         send_all(link.socket.get(), header_of(join) + *join.body, after_seconds(30));
     });
     CHECK(said.with("75: rank 2 on node-9 ended during the rendezvous") == 2);
@@ -208,15 +208,14 @@ TEST_CASE("a cause that explains itself goes before its echoes", "[world]") {
 TEST_CASE("a death explains the fault that another rank reported before; who speaks hears first", "[world]") {
     Board board(3, 30, 0);
     for (int r = 0; r < 3; ++r) {
-        const Message join = make_message(Verb::join, 1, Packer().text("build").text("node").text("").text("").text("").text("").take());
-        REQUIRE(board.join(r, 3, join, Unpacker(*join.body), ""));
+        REQUIRE(board.join(make_message(Verb::join, 1, pack(r, 3, "build", "node", "", "", "", "")), "") == r);
     }
     board.outgoing();
-    const auto fault = [](uint64_t id) { return make_message(Verb::fail, id, Packer().number(75).text("rank 2 closed the connection").take()); };
+    const auto fault = [](uint64_t id) { return make_message(Verb::fail, id, pack(Failure{Exit::fault, "rank 2 closed the connection"})); };
     const auto answers = [&] {  // of the questions whether to speak
         std::vector<std::pair<int, Failure>> found;
         for (const auto& [rank, message] : board.outgoing())
-            if (message.verb == Verb::answer && !message.body->empty()) found.emplace_back(rank, unpacked_failure(*message.body));
+            if (message.verb == Verb::answer && !message.body->empty()) found.emplace_back(rank, unpack_failure(*message.body));
         return found;
     };
     board.handle(1, fault(7));
@@ -230,7 +229,7 @@ TEST_CASE("a death explains the fault that another rank reported before; who spe
     CHECK(has(first[0].second.sentence, "rank 2 on node ended without a word"));
     board.handle(0, fault(8));
     CHECK(answers().empty());  // rank 1 is still speaking
-    board.handle(1, make_message(Verb::goodbye, 9, Packer().number(0).take()));
+    board.handle(1, make_message(Verb::goodbye, 9, pack(0.0)));
     const auto later = answers();  // the goodbye's own has no body
     REQUIRE(later.size() == 1);
     CHECK(later[0].first == 0);
