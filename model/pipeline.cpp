@@ -15,8 +15,6 @@ StageProgram stage_program(const Config& c, int stage, const std::vector<Program
     return p;
 }
 
-size_t index_of(Payload p) { return static_cast<size_t>(p); }
-
 }  // namespace
 
 ScheduleShape schedule_shape(const Config& c, int micros) {
@@ -71,7 +69,7 @@ void Pipeline::post(const StageProgram& program, size_t step, const std::vector<
 // the kernel's buffers would go on folding.
 Ticket Pipeline::deliver(Stream& compute, const StageProgram& program, const Step& step) {
     if (step.send < 0) return {};
-    const size_t p = index_of(payload_of(step.action.act));
+    const size_t p = channel_of(step.action.act);
     const Transfer& t = program.traffic.sends[p][static_cast<size_t>(step.send)];
     out_[p].group->follow(compute.last());
     Ticket sent = out_[p].group->send(1, out_[p].buffers[static_cast<size_t>(t.buffer)]);
@@ -88,7 +86,7 @@ void Pipeline::run(Stream& compute, const StageProgram& program, RunAction actio
     for (Channel& c : in_) c.tickets.clear();
     const auto receive = [&](const Step& step) {
         if (step.receive < 0) return Tensor{};
-        const size_t p = index_of(payload_of(step.action.act));
+        const size_t p = channel_of(step.action.act);
         compute.follow(in_[p].tickets[static_cast<size_t>(step.receive)]);
         return in_[p].buffers[static_cast<size_t>(program.traffic.receives[p][static_cast<size_t>(step.receive)].buffer)];
     };
@@ -98,7 +96,7 @@ void Pipeline::run(Stream& compute, const StageProgram& program, RunAction actio
         const Tensor in = receive(step);
         Tensor out;
         if (step.send >= 0) {
-            const size_t p = index_of(payload_of(step.action.act));
+            const size_t p = channel_of(step.action.act);
             const auto buffer = static_cast<size_t>(program.traffic.sends[p][static_cast<size_t>(step.send)].buffer);
             compute.follow(out_[p].last_use[buffer]);
             out = out_[p].buffers[buffer];

@@ -8,8 +8,6 @@
 namespace trifold {
 namespace {
 
-size_t index(Payload payload) { return static_cast<size_t>(payload); }
-
 // Every send at the end of its channel at both stages. The receiver's position is not known yet.
 void connect(int stage, const Program& program, int virtual_stages, std::vector<StageTraffic>& traffic) {
     const int stages = static_cast<int>(traffic.size());
@@ -18,12 +16,10 @@ void connect(int stage, const Program& program, int virtual_stages, std::vector<
         Step& step = traffic[stage].steps.emplace_back(Step{.action = a});
         const int to = a.chunk * stages + stage + (a.act == Act::F ? 1 : -1);  // the part that it sends to
         if (a.act == Act::W || stages == 1 || to < 0 || to >= stages * virtual_stages) continue;
-        const size_t p = index(payload_of(a.act));
-        StageTraffic& peer = traffic[to % stages];
+        const size_t p = channel_of(a.act);
         step.send = static_cast<int>(traffic[stage].sends[p].size());
-        traffic[stage].sends[p].push_back(
-            {.peer_stage = peer.stage, .chunk = a.chunk, .micro = a.micro, .action = static_cast<int>(i)});
-        peer.receives[p].push_back({.peer_stage = stage, .chunk = to / stages, .micro = a.micro});
+        traffic[stage].sends[p].push_back({.chunk = a.chunk, .micro = a.micro, .action = static_cast<int>(i)});
+        traffic[to % stages].receives[p].push_back({.chunk = to / stages, .micro = a.micro});
     }
 }
 
@@ -43,7 +39,7 @@ void place_messages(StageTraffic& stage, size_t p, int virtual_stages, int micro
     for (size_t i = 0; i < stage.steps.size(); ++i) {
         Step& step = stage.steps[i];
         const Action& a = step.action;
-        const bool own = a.act != Act::W && index(payload_of(a.act)) == p;
+        const bool own = a.act != Act::W && channel_of(a.act) == p;
         const int needed = own ? number[static_cast<size_t>(a.chunk) * micros + a.micro] : -1;
         for (; posted < std::max(needed + 1, std::min(all, taken + options.lookahead)); ++posted) {
             const auto free = std::ranges::find(buffers, false, &Buffer::taken);
@@ -73,7 +69,6 @@ std::vector<StageTraffic> derive_traffic(const std::vector<Program>& programs, i
     for (const Program& program : programs)
         for (const Action& a : program) micros = std::max(micros, a.micro + 1);
     std::vector<StageTraffic> traffic(programs.size());
-    for (size_t s = 0; s < programs.size(); ++s) traffic[s].stage = static_cast<int>(s);
     for (size_t s = 0; s < programs.size(); ++s) connect(static_cast<int>(s), programs[s], virtual_stages, traffic);
     for (StageTraffic& stage : traffic)
         for (size_t p = 0; p < 2; ++p) place_messages(stage, p, virtual_stages, micros, options);

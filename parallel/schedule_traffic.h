@@ -27,12 +27,11 @@
 namespace trifold {
 
 enum class Payload : uint8_t { activation, gradient };
-// What F, or B, takes in and leaves. W has no messages.
-inline Payload payload_of(Act act) { return act == Act::F ? Payload::activation : Payload::gradient; }
+// The payload that F, or B, takes in and leaves, as an index. W has no messages.
+inline size_t channel_of(Act act) { return static_cast<size_t>(act == Act::F ? Payload::activation : Payload::gradient); }
 
 // One message as one end sees it.
 struct Transfer {
-    int peer_stage = 0;
     int chunk = 0;  // of this stage: whose F or B produces what is sent, or takes in what is received
     int micro = 0;
     int action = 0;  // position of that F or B in this stage's program
@@ -49,7 +48,6 @@ struct Step {
 };
 
 struct StageTraffic {
-    int stage = 0;
     std::vector<Step> steps;                               // one per action of the program
     std::array<std::vector<Transfer>, 2> receives, sends;  // by Payload, in the order of the channel
     std::array<int, 2> receive_buffers{}, send_buffers{};  // that the channel needs; receives never have more outstanding

@@ -20,10 +20,9 @@ void on_stop_signal(int signal) {
 
 }  // namespace
 
-constexpr double interrupt_number = 1 << 20;  // more than there are ranks
-double number_of(StopRequest r) { return r == StopRequest::interrupt ? interrupt_number : r == StopRequest::terminate ? 1.0 : 0.0; }
+double number_of(StopRequest request) { return static_cast<double>(request); }
 StopRequest request_of(double sum) {
-    return sum >= interrupt_number ? StopRequest::interrupt : sum >= 1.0 ? StopRequest::terminate : StopRequest::none;
+    return sum >= number_of(StopRequest::interrupt) ? StopRequest::interrupt : sum >= 1 ? StopRequest::terminate : StopRequest::none;
 }
 
 Exit exit_code(StopRequest request) {

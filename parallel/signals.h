@@ -13,7 +13,7 @@
 
 namespace trifold {
 
-enum class StopRequest : uint8_t { none, interrupt, terminate };
+enum class StopRequest : int32_t { none = 0, terminate = 1, interrupt = 1 << 20 };  // numbers: an interrupt is more than all ranks together
 
 // The documented exit code after a clean stop; Exit::ok without a request.
 Exit exit_code(StopRequest request);

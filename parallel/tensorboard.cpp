@@ -7,7 +7,6 @@
 #include <array>
 #include <bit>
 #include <chrono>
-#include <cstring>
 
 #include "parallel/identity.h"
 
@@ -18,9 +17,7 @@ static_assert(std::endian::native == std::endian::little, "fixed-width fields ar
 
 template <class T>
 std::string raw(T value) {
-    std::string bytes(sizeof value, '\0');
-    std::memcpy(bytes.data(), &value, sizeof value);
-    return bytes;
+    return {reinterpret_cast<const char*>(&value), sizeof value};
 }
 
 std::string varint(uint64_t value) {

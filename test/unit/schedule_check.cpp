@@ -145,16 +145,14 @@ int next_stage(int stage, int stages, Payload payload) {
     return (stage + (payload == Payload::activation ? 1 : stages - 1)) % stages;
 }
 
-std::string check_link(const StageTraffic& from, const StageTraffic& to, int stages, int virtual_stages, Payload payload) {
-    const std::vector<Transfer>&sends = from.sends[index(payload)], &receives = to.receives[index(payload)];
-    const std::string link = fmt::format("{}s from stage {} to stage {}", name_of(payload), from.stage, to.stage);
+std::string check_link(const std::vector<StageTraffic>& traffic, int from, int virtual_stages, Payload payload) {
+    const int stages = static_cast<int>(traffic.size()), to = next_stage(from, stages, payload);
+    const std::vector<Transfer>&sends = traffic[from].sends[index(payload)], &receives = traffic[to].receives[index(payload)];
+    const std::string link = fmt::format("{}s from stage {} to stage {}", name_of(payload), from, to);
     const int step = payload == Payload::activation ? 1 : -1;
     for (size_t i = 0; i < std::min(sends.size(), receives.size()); ++i) {
         const Transfer &sent = sends[i], &received = receives[i];
-        const int part = sent.chunk * stages + from.stage + step, expected = received.chunk * stages + to.stage;
-        if (sent.peer_stage != to.stage || received.peer_stage != from.stage)
-            return fmt::format("{}: message {} is sent to stage {} and received from stage {}", link, i, sent.peer_stage,
-                               received.peer_stage);
+        const int part = sent.chunk * stages + from + step, expected = received.chunk * stages + to;
         if (part != expected || sent.micro != received.micro)
             return fmt::format("{}: message {} is micro-batch {} for part {} where it is sent, and micro-batch {} for part {} where "
                                "it is received",
@@ -168,7 +166,7 @@ std::string check_link(const StageTraffic& from, const StageTraffic& to, int sta
 }
 
 // The steps of one stage against its own channels.
-std::string check_steps(const StageTraffic& stage, Payload payload) {
+std::string check_steps(const StageTraffic& stage, int s, Payload payload) {
     const size_t p = index(payload);
     const std::vector<Transfer>&receives = stage.receives[p], &sends = stage.sends[p];
     const int posted_at_end = stage.steps.empty() ? 0 : stage.steps.back().posted[p];
@@ -177,7 +175,7 @@ std::string check_steps(const StageTraffic& stage, Payload payload) {
     for (size_t i = 0; i < stage.steps.size(); ++i) {
         const Step& step = stage.steps[i];
         const auto wrong = [&](const std::string& what) {
-            return fmt::format("stage {}, {}: {}", stage.stage, name_of(static_cast<int>(i), step.action), what);
+            return fmt::format("stage {}, {}: {}", s, name_of(static_cast<int>(i), step.action), what);
         };
         if (step.posted[p] > static_cast<int>(receives.size()))
             return wrong(fmt::format("{} {}s are posted, but there are {}", step.posted[p], name_of(payload), receives.size()));
@@ -211,7 +209,7 @@ std::string check_steps(const StageTraffic& stage, Payload payload) {
     if (posted_at_end < static_cast<int>(receives.size()) || taken != static_cast<int>(receives.size()) ||
         sent != static_cast<int>(sends.size()))
         return fmt::format("stage {}: of its {} {}s to receive {} are posted and {} taken in, of {} to send {} are sent",
-                           stage.stage, receives.size(), name_of(payload), posted_at_end, taken, sends.size(), sent);
+                           s, receives.size(), name_of(payload), posted_at_end, taken, sends.size(), sent);
     return "";
 }
 
@@ -253,13 +251,11 @@ int most_in_flight(const Program& program, int chunk) {
 std::string check_links(const std::vector<StageTraffic>& traffic, int virtual_stages) {
     const int stages = static_cast<int>(traffic.size());
     for (const Payload payload : payloads)
-        for (const StageTraffic& from : traffic) {
-            const StageTraffic& to = traffic[next_stage(from.stage, stages, payload)];
-            if (std::string said = check_link(from, to, stages, virtual_stages, payload); !said.empty()) return said;
-        }
+        for (int s = 0; s < stages; ++s)
+            if (std::string said = check_link(traffic, s, virtual_stages, payload); !said.empty()) return said;
     for (const Payload payload : payloads)
-        for (const StageTraffic& stage : traffic)
-            if (std::string said = check_steps(stage, payload); !said.empty()) return said;
+        for (int s = 0; s < stages; ++s)
+            if (std::string said = check_steps(traffic[s], s, payload); !said.empty()) return said;
     return "";
 }
 
@@ -268,6 +264,8 @@ std::string check_rendezvous(const std::vector<StageTraffic>& traffic) {
     for (size_t s = 0; s < traffic.size(); ++s)
         for (const Step& step : traffic[s].steps) programs[s].push_back(step.action);
     Play play(programs);
+    const auto receiver = [&](int s, size_t p) { return next_stage(s, play.stages(), payloads[p]); };
+    const auto sender = [&](int s, size_t p) { return next_stage(s, play.stages(), payloads[1 - p]); };
     // Receives of stage s that are posted: those of the step at which it stands; at the end, all that ever were.
     const auto posted = [&](int s, size_t p) {
         const std::vector<Step>& steps = traffic[s].steps;
@@ -278,29 +276,28 @@ std::string check_rendezvous(const std::vector<StageTraffic>& traffic) {
         return static_cast<int>(std::ranges::find_if(steps, [&](const Step& step) { return step.posted[p] > receive; }) - steps.begin());
     };
     // The message that the action at which stage s stands needs has not been sent; or the send that has the buffer it needs is not complete.
-    const auto step_of = [&](int s) { return std::pair(traffic[s].steps[play.next[s]], index(payload_of(play.action(s).act))); };
+    const auto step_of = [&](int s) { return std::pair(traffic[s].steps[play.next[s]], channel_of(play.action(s).act)); };
     const auto unsent = [&](int s) {
         const auto& [step, p] = step_of(s);
         if (step.receive < 0) return false;
-        const int from = traffic[s].receives[p][step.receive].peer_stage;
+        const int from = sender(s, p);
         return traffic[from].sends[p][step.receive].action >= play.next[from];
     };
     const auto in_buffer = [&](int s) {
         const auto& [step, p] = step_of(s);
         const int before = step.send - traffic[s].send_buffers[p];
-        return step.send >= 0 && before >= 0 && posted(traffic[s].sends[p][before].peer_stage, p) <= before ? before : -1;
+        return step.send >= 0 && before >= 0 && posted(receiver(s, p), p) <= before ? before : -1;
     };
     return play.run([&](int s) { return !unsent(s) && in_buffer(s) < 0; },
                     [&](int s) {
                         const auto& [step, p] = step_of(s);
-                        const std::string payload = name_of(payload_of(step.action.act));
+                        const std::string payload = name_of(payloads[p]);
                         if (unsent(s)) {
-                            const Transfer& receive = traffic[s].receives[p][step.receive];
-                            const int from = receive.peer_stage;
-                            return Wait{fmt::format("the {} of micro-batch {} from stage {}", payload, receive.micro, from), from,
+                            const int from = sender(s, p), micro = traffic[s].receives[p][step.receive].micro;
+                            return Wait{fmt::format("the {} of micro-batch {} from stage {}", payload, micro, from), from,
                                         traffic[from].sends[p][step.receive].action};
                         }
-                        const int before = in_buffer(s), to = traffic[s].sends[p][before].peer_stage;
+                        const int before = in_buffer(s), to = receiver(s, p);
                         return Wait{fmt::format("the receive of {} {} to be posted on stage {}", payload, before, to), to,
                                     posting_step(to, p, before)};
                     });

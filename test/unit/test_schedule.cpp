@@ -261,19 +261,18 @@ TEST_CASE("with two stages both neighbours are one peer, and interleaving uses a
     const auto list = [](const std::vector<Transfer>& transfers) {
         std::string text;
         for (const Transfer& t : transfers)
-            text += (text.empty() ? "" : " ") + std::to_string(t.micro) + "." + std::to_string(t.chunk) + ">" +
-                    std::to_string(t.peer_stage) + "@" + std::to_string(t.action);
+            text += (text.empty() ? "" : " ") + std::to_string(t.micro) + "." + std::to_string(t.chunk) + "@" + std::to_string(t.action);
         return text;
     };
     // stage 0: F0.0 F1.0 F0.1 F1.1 B0.1 B1.1 B0.0 B1.0
     // stage 1: F0.0 F1.0 F0.1 B0.1 F1.1 B1.1 B0.0 B1.0
-    CHECK(list(traffic[0].sends[0]) == "0.0>1@0 1.0>1@1 0.1>1@2 1.1>1@3");
-    CHECK(list(traffic[1].receives[0]) == "0.0>0@0 1.0>0@1 0.1>0@2 1.1>0@4");
-    CHECK(list(traffic[1].sends[0]) == "0.0>0@0 1.0>0@1");
-    CHECK(list(traffic[0].receives[0]) == "0.1>1@2 1.1>1@3");
-    CHECK(list(traffic[1].sends[1]) == "0.1>0@3 1.1>0@5 0.0>0@6 1.0>0@7");
-    CHECK(list(traffic[0].sends[1]) == "0.1>1@4 1.1>1@5");
-    CHECK(list(traffic[1].receives[1]) == "0.0>0@6 1.0>0@7");
+    CHECK(list(traffic[0].sends[0]) == "0.0@0 1.0@1 0.1@2 1.1@3");
+    CHECK(list(traffic[1].receives[0]) == "0.0@0 1.0@1 0.1@2 1.1@4");
+    CHECK(list(traffic[1].sends[0]) == "0.0@0 1.0@1");
+    CHECK(list(traffic[0].receives[0]) == "0.1@2 1.1@3");
+    CHECK(list(traffic[1].sends[1]) == "0.1@3 1.1@5 0.0@6 1.0@7");
+    CHECK(list(traffic[0].sends[1]) == "0.1@4 1.1@5");
+    CHECK(list(traffic[1].receives[1]) == "0.0@6 1.0@7");
     // What a runner on stage 1 does around B0.1 (action 3): both gradients are posted from the start, the third activation has
     // been taken in and the fourth is posted; the last part receives no gradient; its own is the first that is sent.
     const Step& step = traffic[1].steps[3];
