@@ -155,7 +155,8 @@ int64_t columns(ActivationKind kind, int64_t F) { return kind == ActivationKind:
 // ---------------------------------------------------------------- launches
 
 void activation_forward(cudaStream_t stream, const ActivationForward& a) {
-    TRIFOLD_ASSERT(a.N > 0 && a.x_NF.elems >= a.N * columns(a.kind, a.F) && a.y_NF.elems >= a.N * a.F);
+    TRIFOLD_ASSERT(a.x_NF.elems >= a.N * columns(a.kind, a.F) && a.y_NF.elems >= a.N * a.F);
+    if (a.N == 0) return;
     const bool rows = a.kind == ActivationKind::swiglu;
     const Matrix matrix = rows ? Matrix{a.N, a.F} : Matrix{1, a.N * a.F};
     with_element(a.x_NF.dtype, [&](auto element) {
@@ -175,9 +176,9 @@ void activation_forward(cudaStream_t stream, const ActivationForward& a) {
 }
 
 void activation_backward(cudaStream_t stream, const ActivationBackward& a) {
-    TRIFOLD_ASSERT(a.N > 0 && a.x_NF.elems >= a.N * columns(a.kind, a.F) &&
-                   a.dx_NF.elems >= a.N * columns(a.kind, a.F));
+    TRIFOLD_ASSERT(a.x_NF.elems >= a.N * columns(a.kind, a.F) && a.dx_NF.elems >= a.N * columns(a.kind, a.F));
     TRIFOLD_ASSERT(a.dy_NF.elems >= a.N * a.F);
+    if (a.N == 0) return;
     const bool rows = a.kind == ActivationKind::swiglu;
     const Matrix matrix = rows ? Matrix{a.N, a.F} : Matrix{1, a.N * a.F};
     with_element(a.x_NF.dtype, [&](auto element) {

@@ -208,15 +208,17 @@ void with_row_types(int64_t P, const Tensor& logits, const Tensor& dlogits, cons
 void cross_entropy(cudaStream_t stream, const CrossEntropy& a) {
     TRIFOLD_ASSERT(a.V > 0 && a.V <= a.P && a.logits_NP.elems >= a.N * a.P && a.loss_N.elems >= a.N &&
                    a.target_N.elems >= a.N);
-    TRIFOLD_ASSERT(a.N > 0 && (!a.dlogits_NP || a.dlogits_NP.elems >= a.N * a.P));
+    TRIFOLD_ASSERT(!a.dlogits_NP || a.dlogits_NP.elems >= a.N * a.P);
+    if (a.N == 0) return;
     with_row_types(a.P, a.logits_NP, a.dlogits_NP, [&](auto logit, auto gradient, auto width) {
         launch(stream, row_grid(a.N, a.P, width), rows<decltype(logit), decltype(gradient), width>, a);
     });
 }
 
 void cross_entropy_stats(cudaStream_t stream, const CrossEntropyStats& a) {
-    TRIFOLD_ASSERT(a.N > 0 && a.V >= 0 && a.V <= a.P && a.first >= 0 && a.logits_NP.elems >= a.N * a.P &&
+    TRIFOLD_ASSERT(a.V >= 0 && a.V <= a.P && a.first >= 0 && a.logits_NP.elems >= a.N * a.P &&
                    a.stats_N3.elems >= a.N * 3 && a.target_N.elems >= a.N);
+    if (a.N == 0) return;
     with_element(a.logits_NP.dtype, [&](auto logit) {
         using L = decltype(logit);
         with_width<pack_elems<L>>(packs_fit<pack_elems<L>>(a.P, a.logits_NP), [&](auto width) {
@@ -226,9 +228,10 @@ void cross_entropy_stats(cudaStream_t stream, const CrossEntropyStats& a) {
 }
 
 void cross_entropy_combine(cudaStream_t stream, const CrossEntropyCombine& a) {
-    TRIFOLD_ASSERT(a.N > 0 && a.V >= 0 && a.V <= a.P && a.first >= 0 && a.ranks > 0 &&
+    TRIFOLD_ASSERT(a.V >= 0 && a.V <= a.P && a.first >= 0 && a.ranks > 0 &&
                    a.stats_RN3.elems >= a.ranks * a.N * 3 && a.loss_N.elems >= a.N && a.target_N.elems >= a.N);
     TRIFOLD_ASSERT(!a.dlogits_NP || (a.dlogits_NP.elems >= a.N * a.P && a.logits_NP.elems >= a.N * a.P));
+    if (a.N == 0) return;
     if (!a.dlogits_NP) {  // one warp a row: there are three numbers from each rank to read
         launch(stream, row_grid(a.N, 1, 1), combine_rows<float, float, 1>, a);
         return;

@@ -291,6 +291,7 @@ void scatter(cudaStream_t stream, const Rows& rows, const EmbeddingBackward& a, 
     if (rows.count == 0) return;
     if (accumulate == Accumulate::overwrite)
         CUDA_CHECK(cudaMemsetAsync(table.data, 0, static_cast<size_t>(rows.count * a.C) * sizeof(float), stream));
+    if (a.N == 0) return;
     const SortRound order = sorted(stream, rows, a.N, elements<int32_t>(a.workspace));
     const Runs runs{.row = order.row,
                     .token = order.token,
@@ -313,9 +314,9 @@ void scatter(cudaStream_t stream, const Rows& rows, const EmbeddingBackward& a, 
 }  // namespace
 
 void embedding_forward(cudaStream_t stream, const EmbeddingForward& a) {
-    TRIFOLD_ASSERT(a.N > 0 && a.token_N.elems >= a.N && a.x_NC.elems >= a.N * a.C &&
-                   (!a.wpe_TC || a.position_N.elems >= a.N));
+    TRIFOLD_ASSERT(a.token_N.elems >= a.N && a.x_NC.elems >= a.N * a.C && (!a.wpe_TC || a.position_N.elems >= a.N));
     TRIFOLD_ASSERT(a.first >= 0 && a.V >= 0 && a.wte_VC.elems >= a.V * a.C);
+    if (a.N == 0) return;
     with_element(a.x_NC.dtype, [&](auto element) {
         using T = decltype(element);
         with_width<pack_elems<T>>(packs_fit<pack_elems<T>>(a.C, a.wte_VC, a.wpe_TC, a.x_NC), [&](auto V) {
@@ -325,7 +326,7 @@ void embedding_forward(cudaStream_t stream, const EmbeddingForward& a) {
 }
 
 void embedding_backward(cudaStream_t stream, const EmbeddingBackward& a) {
-    TRIFOLD_ASSERT(a.N > 0 && a.token_N.elems >= a.N && a.dx_NC.elems >= a.N * a.C && a.dwte_VC.elems >= a.V * a.C);
+    TRIFOLD_ASSERT(a.token_N.elems >= a.N && a.dx_NC.elems >= a.N * a.C && a.dwte_VC.elems >= a.V * a.C);
     TRIFOLD_ASSERT(!a.dwpe_TC || (a.position_N.elems >= a.N && a.dwpe_TC.elems >= a.positions * a.C));
     TRIFOLD_ASSERT(a.first >= 0 && a.V >= 0 && a.workspace.bytes() >= embedding_backward_workspace(a.N, a.V));
     const Rows tokens{elements<const int32_t>(a.token_N), a.first, a.V, false},

@@ -144,7 +144,8 @@ __global__ void __launch_bounds__(block_threads) backward(const HeadNormBackward
 // ---------------------------------------------------------------- launches
 
 void head_norm_forward(cudaStream_t stream, const HeadNormForward& a) {
-    TRIFOLD_ASSERT(a.N > 0 && a.x_NS.elems >= (a.N - 1) * a.stride + a.heads * a.D && a.D <= most_elems);
+    if (a.N == 0) return;
+    TRIFOLD_ASSERT(a.x_NS.elems >= (a.N - 1) * a.stride + a.heads * a.D && a.D <= most_elems);
     TRIFOLD_ASSERT(a.saved_NHD.elems >= a.N * a.heads * a.D && a.rstd_NH.elems >= a.N * a.heads);
     with_element(a.x_NS.dtype, [&](auto element) {
         using T = decltype(element);
@@ -159,14 +160,15 @@ void head_norm_forward(cudaStream_t stream, const HeadNormForward& a) {
 }
 
 void head_norm_backward(cudaStream_t stream, const HeadNormBackward& a) {
-    TRIFOLD_ASSERT(a.N > 0 && a.dx_NS.elems >= (a.N - 1) * a.stride + a.heads * a.D && a.D <= most_elems);
+    TRIFOLD_ASSERT(a.N == 0 || a.dx_NS.elems >= (a.N - 1) * a.stride + a.heads * a.D);
     TRIFOLD_ASSERT(a.saved_NHD.elems >= a.N * a.heads * a.D && a.rstd_NH.elems >= a.N * a.heads &&
-                   a.dweight_D.elems >= a.D);
+                   a.dweight_D.elems >= a.D && a.D <= most_elems);
     TRIFOLD_ASSERT(a.workspace.bytes() >= norm_backward_workspace(a.N, a.D));
     const int64_t rows = partial_rows(a.N, a.D);
     with_element(a.dx_NS.dtype, [&](auto element) {
         using T = decltype(element);
         constexpr int V = pack_elems<T>;
+        if (rows == 0) return;
         with_width<V>(a.stride % V == 0 && packs_fit<V>(a.D, a.dx_NS, a.saved_NHD, a.weight_D), [&](auto width) {
             launch(stream, {.blocks = dim3(static_cast<unsigned>(rows)), .threads = dim3(block_threads)},
                    backward<T, width>, a, team_for(a.D));

@@ -53,6 +53,7 @@ void bias_gradient(cudaStream_t stream, const LinearBackwardWeight& a) {
     float* partial = reinterpret_cast<float*>(static_cast<std::byte*>(a.workspace.data) + matmul_workspace);
     with_element(a.dy_NO.dtype, [&](auto element) {
         using T = decltype(element);
+        if (blocks == 0) return;
         with_width<pack_elems<T>>(packs_fit<pack_elems<T>>(a.O, a.dy_NO), [&](auto width) {
             const int64_t columns = int64_t{lanes} * width;
             launch(stream, {.blocks = dim3(static_cast<unsigned>((a.O + columns - 1) / columns), static_cast<unsigned>(blocks)), .threads = lanes * row_lanes},
@@ -84,6 +85,7 @@ bool has_code_for_this_gpu() {
 int64_t linear_workspace(int64_t N, int64_t O) { return matmul_workspace + blocks_of(N) * O * static_cast<int64_t>(sizeof(float)); }
 
 void linear_forward(cudaStream_t stream, const LinearForward& a) {
+    if (a.N == 0) return;
     Matmul product{.a = a.x_NI, .b = a.w_OI, .c = a.y_NO, .bias = a.bias_O, .accumulate = a.accumulate, .rows = a.N, .cols = a.O, .depth = a.I,
                    .workspace = a.workspace};
     if (matmul(stream, product)) return;
@@ -101,13 +103,16 @@ void linear_forward(cudaStream_t stream, const LinearForward& a) {
 }
 
 void linear_backward_input(cudaStream_t stream, const LinearBackwardInput& a) {
+    if (a.N == 0) return;
     matmul(stream, {.a = a.dy_NO, .b = a.w_OI, .c = a.dx_NI, .bias = {}, .b_stored = Stored::depth_outer, .accumulate = a.accumulate,
                     .rows = a.N, .cols = a.I, .depth = a.O, .workspace = a.workspace});
 }
 
 void linear_backward_weight(cudaStream_t stream, const LinearBackwardWeight& a) {
-    matmul(stream, {.a = a.dy_NO, .b = a.x_NI, .c = a.dw_OI, .bias = {}, .a_stored = Stored::depth_outer, .b_stored = Stored::depth_outer,
-                    .accumulate = a.accumulate, .tokens = Tokens::depth, .rows = a.O, .cols = a.I, .depth = a.N, .workspace = a.workspace});
+    if (a.N == 0 && a.accumulate == Accumulate::overwrite) zero(stream, {.y = a.dw_OI});
+    if (a.N > 0)
+        matmul(stream, {.a = a.dy_NO, .b = a.x_NI, .c = a.dw_OI, .bias = {}, .a_stored = Stored::depth_outer, .b_stored = Stored::depth_outer,
+                        .accumulate = a.accumulate, .tokens = Tokens::depth, .rows = a.O, .cols = a.I, .depth = a.N, .workspace = a.workspace});
     if (a.dbias_O) bias_gradient(stream, a);
 }
 

@@ -286,6 +286,7 @@ void norm_forward(cudaStream_t stream, const NormForward& a) {
     TRIFOLD_ASSERT(a.x_NC.elems >= a.N * a.C && a.y_NC.elems >= a.N * a.C && a.rstd_N.elems >= a.N);
     TRIFOLD_ASSERT(!a.delta_NC || a.sum_NC.elems >= a.N * a.C);
     TRIFOLD_ASSERT(a.kind == NormKind::rmsnorm || a.mean_N.elems >= a.N);
+    if (a.N == 0) return;
     with_element(a.x_NC.dtype, [&](auto element) {
         using T = decltype(element);
         constexpr int V = pack_elems<T>;
@@ -311,6 +312,7 @@ void norm_backward(cudaStream_t stream, const NormBackward& a) {
     const dim3 blocks(static_cast<unsigned>(rows));
     with_element(a.x_NC.dtype, [&](auto element) {
         using T = decltype(element);
+        if (rows == 0) return;
         constexpr int V = pack_elems<T>;
         const bool fit = packs_fit<V>(a.C, a.dy_NC, a.x_NC, a.weight_C, a.dresidual_NC, a.dx_NC, a.workspace);
         if (fit && a.C <= kept_elems * backward_threads) {

@@ -11,10 +11,10 @@
 namespace trifold::cuda {
 
 // Blocks for N rows of C columns: 16 warps on each of 132 multiprocessors where a warp takes 512 columns of a row, and
-// at least 4 rows a block, so that the partial sums stay a small part of the traffic.
+// at least 4 rows a block, so that the partial sums stay a small part of the traffic. No blocks for no rows.
 inline int64_t partial_rows(int64_t N, int64_t C) {
     const int64_t warps = std::max<int64_t>(1, (C + 511) / 512);
-    return std::clamp<int64_t>((N + 3) / 4, 1, std::max<int64_t>(132, 2112 / warps));
+    return std::min<int64_t>((N + 3) / 4, std::max<int64_t>(132, 2112 / warps));
 }
 
 // Partial rows hold the columns of `first`, then those of `second`, which may be null; both are `columns` wide.
@@ -53,10 +53,11 @@ __global__ void __launch_bounds__(partial_columns* most_partial_lanes) add_parti
 
 }  // namespace
 
+// No rows add up to zero.
 inline void add_partials(cudaStream_t stream, const PartialSums& a) {
     const int64_t width = a.second ? 2 * a.columns : a.columns;
     const auto blocks = static_cast<unsigned>((width + partial_columns - 1) / partial_columns);
-    const auto lanes = static_cast<unsigned>(std::min<int64_t>(most_partial_lanes, a.rows));
+    const auto lanes = static_cast<unsigned>(std::clamp<int64_t>(a.rows, 1, most_partial_lanes));
     launch(stream, {.blocks = dim3(blocks), .threads = dim3(partial_columns, lanes)}, add_partials_kernel, a);
 }
 
