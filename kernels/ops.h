@@ -87,6 +87,14 @@ struct Rotary {
     TRIFOLD_VIEWS(x_NS, position_N, cos_TR, sin_TR)
 };
 
+// Keys and values of T new tokens in each of B sequences go behind the `length` that are in the cache already.
+struct ExtendCache {
+    In kv_NS;              // act; row n starts at n * stride: keys, then values, `width` elements each
+    InOut k_BLW, v_BLW;    // act [B, capacity, width]
+    int64_t B = 0, T = 0, length = 0, capacity = 0, width = 0, stride = 0;
+    TRIFOLD_VIEWS(kv_NS, k_BLW, v_BLW)
+};
+
 // o = softmax(scale * q k^T + mask) v in the flash form: O(T) memory, lse = log(sum(exp(scores))) is all that is kept.
 // Query i of a sequence stands at position q_offset + i among Tk keys (training: Tq = Tk, q_offset = 0; with a KV cache
 // Tq is the number of new tokens). It sees key j iff  0 <= i + q_offset - j < window (window 0: no limit)  and
@@ -347,6 +355,7 @@ struct LambUpdate {
     X(linear_forward, LinearForward)                \
     X(head_norm_forward, HeadNormForward)           \
     X(rotary, Rotary)                               \
+    X(extend_cache, ExtendCache)                    \
     X(attention_forward, AttentionForward)          \
     X(activation_forward, ActivationForward)        \
     X(cross_entropy, CrossEntropy)                  \

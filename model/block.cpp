@@ -71,15 +71,10 @@ void rotate(Stream& s, Position position, const LocalSizes& m, const SequenceInf
 }
 
 // Puts the new keys and values behind those in the cache and points the attention at the whole of it.
-void extend_cache(Stream& s, const LocalSizes& m, const SequenceInfo& seq, KvCache& cache, AttentionForward& a) {
-    const int64_t width = m.kv_width(), S = m.qkv_width(), k = m.q_width();
-    TRIFOLD_ASSERT(cache.length + seq.T <= cache.capacity);
-    for (int64_t b = 0; b < seq.B; ++b)
-        for (int64_t t = 0; t < seq.T; ++t) {
-            const int64_t from = (b * seq.T + t) * S + k, to = (b * cache.capacity + cache.length + t) * width;
-            copy(s, {.x = a.q_NHD.slice(from, width), .y = cache.k.slice(to, width)});
-            copy(s, {.x = a.q_NHD.slice(from + width, width), .y = cache.v.slice(to, width)});
-        }
+void attend_to_cache(Stream& s, const LocalSizes& m, const SequenceInfo& seq, KvCache& cache, AttentionForward& a) {
+    const int64_t width = m.kv_width();
+    extend_cache(s, {.kv_NS = a.k_NKD, .k_BLW = cache.k, .v_BLW = cache.v, .B = seq.B, .T = seq.T, .length = cache.length,
+                     .capacity = cache.capacity, .width = width, .stride = m.qkv_width()});
     a.k_NKD = cache.k;
     a.v_NKD = cache.v;
     a.kv_stride = width;
@@ -284,7 +279,7 @@ void Block::attention_forward(Stream& s, const Gathered& y, const SequenceInfo& 
     }
     rotate(s, model_.position, local_, seq, a.qkv_NS, +1);
     AttentionForward args = forward_arguments(local_, seq, window_, a.qkv_NS);
-    if (cache) extend_cache(s, local_, seq, *cache, args);
+    if (cache) attend_to_cache(s, local_, seq, *cache, args);
     args.o_NHD = a.o_NHD;
     args.lse_BHT = a.lse_BHT;
     args.workspace = w.attention;

@@ -1,4 +1,4 @@
-// kernels/cpu/utility.cpp   Addition and conversion, sums of ranks' parts, zeroing, and a sum in double. All
+// kernels/cpu/utility.cpp   Addition and conversion, sums of ranks' parts, copies, zeroing, and a sum in double. All
 // memory bound.
 #include "kernels/cpu/parallel.h"
 
@@ -41,6 +41,19 @@ void sum_parts(const SumParts& a) {
                 store(y + begin + i, v, w);
             });
         });
+    });
+}
+
+void extend_cache(const ExtendCache& a) {
+    const int64_t N = a.B * a.T, size = size_of(a.kv_NS.dtype);
+    TRIFOLD_ASSERT(a.k_BLW.dtype == a.kv_NS.dtype && a.v_BLW.dtype == a.kv_NS.dtype);
+    TRIFOLD_ASSERT(N == 0 || a.kv_NS.elems >= (N - 1) * a.stride + 2 * a.width);
+    TRIFOLD_ASSERT(a.length + a.T <= a.capacity && a.k_BLW.elems >= a.B * a.capacity * a.width && a.v_BLW.elems >= a.B * a.capacity * a.width);
+    parallel_rows(N, 2 * a.width, [&](int64_t n) {
+        const auto* from = static_cast<const std::byte*>(a.kv_NS.data) + n * a.stride * size;
+        const int64_t bytes = a.width * size, to = (n / a.T * a.capacity + a.length + n % a.T) * bytes;
+        std::memcpy(static_cast<std::byte*>(a.k_BLW.data) + to, from, static_cast<size_t>(bytes));
+        std::memcpy(static_cast<std::byte*>(a.v_BLW.data) + to, from + bytes, static_cast<size_t>(bytes));
     });
 }
 

@@ -1,6 +1,6 @@
 // kernels/cuda/utility.cu   Addition and conversion, copies, zeroing, and a sum in double.
 //
-// Traffic    add_into: x (and y) in, y out. sum_parts: all parts in, y out. Memory bound.
+// Traffic    add_into: x (and y) in, y out. sum_parts: all parts in, y out. extend_cache: new rows in and out. Memory bound.
 // Numerics   add_into, sum_parts: fp32, rounded once. sum: one block; thread t adds elements t, t + 1024, ..., then the block as
 //            in reduce.cuh: an order that depends on the size alone. It is meant for the losses of one step, some 10^5
 //            elements.
@@ -52,6 +52,21 @@ __global__ void __launch_bounds__(32 * strip_warps) sum_parts_kernel(const SumPa
         if (strip.has(i)) store(elements<T>(a.y) + strip.column(i), sums[i]);
 }
 
+// A row is the keys and values of a token.
+template <class T, int V>
+__global__ void __launch_bounds__(32 * strip_warps) extend_cache_kernel(const ExtendCache a) {
+    const Strip<V> strip(Matrix{a.B * a.T, 2 * a.width});
+    Pack<T, V> packs[strip_packs];
+    load_strip(packs, elements<const T>(a.kv_NS) + strip.row * a.stride, strip);
+    const int64_t to = (strip.row / a.T * a.capacity + a.length + strip.row % a.T) * a.width;
+#pragma unroll
+    for (int i = 0; i < strip_packs; ++i) {
+        if (!strip.has(i)) continue;
+        const int64_t c = strip.column(i);
+        store_pack(c < a.width ? elements<T>(a.k_BLW) + to + c : elements<T>(a.v_BLW) + to + c - a.width, packs[i]);
+    }
+}
+
 constexpr int sum_threads = 1024;
 
 __global__ void __launch_bounds__(sum_threads) sum_kernel(const Sum a) {
@@ -91,6 +106,21 @@ void sum_parts(cudaStream_t stream, const SumParts& a) {
         using T = decltype(element);
         with_width<pack_elems<T>>(packs_fit<pack_elems<T>>(n, a.own, a.others, a.y), [&](auto V) {
             launch(stream, strip_grid<V>({1, n}), sum_parts_kernel<T, V>, a);
+        });
+    });
+}
+
+void extend_cache(cudaStream_t stream, const ExtendCache& a) {
+    const int64_t N = a.B * a.T;
+    if (N == 0) return;
+    TRIFOLD_ASSERT(a.k_BLW.dtype == a.kv_NS.dtype && a.v_BLW.dtype == a.kv_NS.dtype);
+    TRIFOLD_ASSERT(a.kv_NS.elems >= (N - 1) * a.stride + 2 * a.width && a.length + a.T <= a.capacity);
+    TRIFOLD_ASSERT(a.k_BLW.elems >= a.B * a.capacity * a.width && a.v_BLW.elems >= a.B * a.capacity * a.width);
+    with_element(a.kv_NS.dtype, [&](auto element) {
+        using T = decltype(element);
+        constexpr int most = pack_elems<T>;
+        with_width<most>(a.stride % most == 0 && packs_fit<most>(a.width, a.kv_NS, a.k_BLW, a.v_BLW), [&](auto V) {
+            launch(stream, strip_grid<V>({N, 2 * a.width}), extend_cache_kernel<T, V>, a);
         });
     });
 }

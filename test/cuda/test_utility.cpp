@@ -68,6 +68,30 @@ TEST_CASE("copy and zero on the device", "[utility]") {
     }
 }
 
+TEST_CASE("extend_cache on the device", "[utility]") {
+    for (const DType act : {f32, DType::bf16})
+        for (const int64_t width : {1, 24, 1040})
+            for (const int64_t B : {1, 3})
+                for (const int64_t T : {0, 1, 5}) {
+                    CAPTURE(name_of(act), width, B, T);
+                    const int64_t stride = 4 * width + 8, capacity = 9;
+                    Operand kv = Operand::random(act, B * T * stride, 1), k = Operand::random(act, B * capacity * width, 2), v = Operand::random(act, k.elems(), 3);
+                    const ExtendCache a{.kv_NS = kv.tensor().from(T > 0 ? 2 * width : 0), .k_BLW = k.tensor(), .v_BLW = v.tensor(),
+                                        .B = B, .T = T, .length = 4, .capacity = capacity, .width = width, .stride = stride};
+                    CHECK(parity(cpu::extend_cache, cuda::extend_cache, a, exact) == 0.0);
+                    CHECK(parity(cpu::extend_cache, test::unaligned<cuda::extend_cache, ExtendCache>, a, exact) == 0.0);
+                    // Sequence by sequence, row by row.
+                    bool same = true;
+                    for (int64_t b = 0; b < B; ++b)
+                        for (int64_t t = 0; t < T; ++t)
+                            for (int64_t c = 0; c < width; ++c) {
+                                const int64_t from = (b * T + t) * stride + 2 * width + c, to = (b * capacity + 4 + t) * width + c;
+                                same = same && k[to] == kv[from] && v[to] == kv[from + width];
+                            }
+                    CHECK(same);
+                }
+}
+
 TEST_CASE("sum on the device", "[utility]") {
     for (const int64_t n : {0, 1, 3, 1000, 20001})
         for (const Accumulate accumulate : {Accumulate::overwrite, Accumulate::add}) {
