@@ -1,11 +1,12 @@
 #!/usr/bin/env bash
-# scripts/check_device_code.sh BUILD   Reads what nvcc made of every kernel, for sm_90a: fails on warnings, stack frames and
-# spills, and where a kernel of the table below lacks the instructions it was written for. Results are kept in
-# BUILD/device_code and made anew when a source changes; the whole table is BUILD/device_code/kernels.txt.
+# scripts/check_device_code.sh BUILD [ARCH]   Reads what nvcc made of every kernel, for sm_90a or another ARCH (80, 89): fails on warnings,
+# stack frames and spills, and where a kernel of the table below lacks the instructions it was written for. Results are kept in
+# BUILD/device_code/ARCH and made anew when a source changes; the whole table is kernels.txt there.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 build=${1:-build}
-out=$build/device_code
+arch=${2:-90a}
+out=$build/device_code/$arch
 nvcc=${NVCC:-$(command -v nvcc || echo /usr/local/cuda/bin/nvcc)}
 mkdir -p "$out"
 
@@ -34,7 +35,7 @@ compile() {  # compile NAME: NAME.ptx and NAME.log, unless they are newer than a
     local name=$1 source=kernels/cuda/$1.cu log=$out/$1.log keep
     if [ -f "$log" ] && [ -z "$(find kernels/cuda kernels/*.h base/*.h -newer "$log" -print -quit)" ]; then return; fi
     keep=$(mktemp -d)
-    if "$nvcc" -std=c++20 -O3 --expt-relaxed-constexpr -gencode arch=compute_90a,code=sm_90a -Xptxas -v -Xcompiler=-Wall,-Wextra,-Wno-missing-field-initializers \
+    if "$nvcc" -std=c++20 -O3 --expt-relaxed-constexpr -gencode arch=compute_$arch,code=sm_$arch -Xptxas -v -Xcompiler=-Wall,-Wextra,-Wno-missing-field-initializers \
         -I. -keep -keep-dir "$keep" -c "$source" -o "$keep/$name.o" >"$log.new" 2>&1; then
         c++filt <"$keep/$name.ptx" >"$out/$name.ptx"
         c++filt <"$log.new" >"$log"
@@ -46,7 +47,7 @@ compile() {  # compile NAME: NAME.ptx and NAME.log, unless they are newer than a
     fi
 }
 export -f compile
-export out nvcc
+export arch out nvcc
 
 names=$(basename -s .cu kernels/cuda/*.cu)
 # shellcheck disable=SC2016
@@ -104,5 +105,5 @@ while read -r pattern; do
         done <<<"$matching"
     done
 done <<<"$required"
-echo "$(wc -l <"$out/kernels.txt") kernels for sm_90a, $([ $status -eq 0 ] && echo "all as they should be" || echo "see above")"
+echo "$(wc -l <"$out/kernels.txt") kernels for sm_$arch, $([ $status -eq 0 ] && echo "all as they should be" || echo "see above")"
 exit $status

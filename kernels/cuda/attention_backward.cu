@@ -1,8 +1,7 @@
 // kernels/cuda/attention_backward.cu   Gradients of flash attention (Dao, arXiv 2307.08691, algorithm 2), bf16.
 //
-// Block      128 keys of one query head, 8 warps; a loop over the tiles of queries that see some of them (64 queries,
-//            at D 64 128). K and V stay; Q, dO and the queries' rows (attention_backward.cuh) arrive by cp.async one
-//            tile ahead.
+// Block      128 keys of one query head, 8 warps; a loop over the tiles of queries that see some of them. K and V stay;
+//            Q, dO and the queries' rows (attention_backward.cuh) arrive by cp.async one tile ahead.
 // One step     S = Q K^T   P = exp(scale S - lse)   dP = dO V^T   dS = P (dP - delta)   P, dS to shared memory as bf16
 //              dV += P^T dO   dK += dS^T Q (accumulators stay in registers)   dQ += dS K (in memory, see below)
 // One kernel makes dK, dV and dQ with 5 products of tiles. One for dK, dV and another for dQ would make S and dP twice,
@@ -14,8 +13,14 @@
 //            the same way for dK and dV.
 // Turns      are safe in whatever order blocks start: what a block works on is decided by a ticket that it draws, and
 //            it only ever waits for blocks of lower tickets, which run already or are done.
-// Traffic    per step Q and dO (32 KiB at D 128) and dQ in and out (64 KiB), from L2; the rest once.
-// Shared     K, V [128, D], Q, dO [queries, D] twice, P, dS [queries, 128]: 172 KiB at D 128, 180 KiB at D 64.
+// Traffic    for 64 queries Q and dO (32 KiB at D 128) and dQ in and out (64 KiB), from L2; the rest once.
+// Shared     K, V [128, D], Q, dO [queries, D] twice, P, dS [queries, 128]. The room of a block (room.h) decides how many
+//            queries a tile has, and so how much is done between two barriers. Fewer keys instead would move dQ more
+//            often through L2.
+//                    227 KiB          163 KiB          99 KiB
+//            D 64    128 (180 KiB)    64 (108 KiB)     32 (72 KiB)
+//            D 96     64 (140 KiB)    64 (140 KiB)     32 (96 KiB)
+//            D 128    64 (172 KiB)    32 (120 KiB)     16 (94 KiB)
 // Numerics   fp32 accumulation in a fixed order, one rounding of each gradient. P and dS are rounded to bf16 for
 //            products: |error of dv| <= 2^-8 (sum P |dO| + |dv|),  |error of dk| <= 2^-8 (scale sum |dS| |Q| + |dk|),
 //            dq alike.
@@ -28,25 +33,26 @@ namespace {
 
 constexpr int keys = 128, warps = 8, threads = 32 * warps;
 
-// How the warps share out the tiles. Each has 32 rows (dQ at D 96: 16) of a result and some of its columns.
-template <int D>
+// How the warps share out the tiles. Each has 32 rows of a result, or 16 where there are too few, and some of its columns.
+template <int D_, int queries_>
 struct Shape {
-    static constexpr int queries = D == 64 ? 128 : 64;
-    static constexpr int score_warps = queries / 32, score_columns = keys * score_warps / warps;
+    static constexpr int D = D_, queries = queries_;
+    static constexpr int score_rows = std::min(queries, 32), score_warps = queries / score_rows,
+                         score_columns = keys * score_warps / warps;
     static constexpr int key_warps = keys / 32, key_columns = D * key_warps / warps;
-    static constexpr int dq_rows = D == 96 ? 16 : 32, dq_warps = queries / dq_rows, dq_columns = D * dq_warps / warps;
+    static constexpr int dq_rows = D == 96 || queries < 64 ? 16 : 32, dq_warps = queries / dq_rows,
+                         dq_columns = D * dq_warps / warps;
 
     using Q = Tile<queries, D>;
     using K = Tile<keys, D>;
     using P = Tile<queries, keys>;
-    using Scores = float[2][score_columns / 8][4];
+    using Scores = float[score_rows / 16][score_columns / 8][4];
     using KeyGradient = float[2][key_columns / 8][4];
     using QueryGradient = float[dq_rows / 16][dq_columns / 8][4];
 };
 
-template <int D>
+template <class S>
 struct Shared {
-    using S = Shape<D>;
     static constexpr int bytes =
         2 * S::K::bytes + 4 * S::Q::bytes + 2 * S::P::bytes + 2 * S::queries * static_cast<int>(sizeof(QueryRow));
     Element *k, *v, *p, *ds, *q, *d_o;  // q, d_o and rows: two tiles each
@@ -89,9 +95,21 @@ struct Item {
     }
 };
 
-template <int D>
+constexpr int least_queries = 16;
+
+// The most queries whose tiles fit into the room of a block.
+template <int D, int room, int queries = D == 64 ? 128 : 64>
+constexpr int queries_for() {
+    if constexpr (Shared<Shape<D, queries>>::bytes + static_cast<int>(sizeof(Item)) <= room)
+        return queries;
+    else
+        return queries_for<D, room, queries / 2>();
+}
+
+template <class S>
 __device__ __forceinline__ Item item_of(int ticket, const Operands<Element>& in, const Gradients& out, int key_blocks,
                                         int query_tiles) {
+    constexpr int D = S::D;
     const int bh = ticket / key_blocks, b = bh / in.H, h = bh % in.H;
     return {.b = b,
             .h = h,
@@ -148,11 +166,12 @@ __device__ __forceinline__ void store_sums(const float (&acc)[row_tiles][column_
 // ---------------------------------------------------------------- one step
 
 // S becomes P and dP becomes dS, exactly zero where nothing is seen.
-template <bool whole, int column_tiles>
-__device__ __forceinline__ void softmax_gradient(float (&s)[2][column_tiles][4], float (&dp)[2][column_tiles][4],
-                                                 const QueryRow* rows, int query, int key, float scale_log2) {
+template <bool whole, int row_tiles, int column_tiles>
+__device__ __forceinline__ void softmax_gradient(float (&s)[row_tiles][column_tiles][4],
+                                                 float (&dp)[row_tiles][column_tiles][4], const QueryRow* rows,
+                                                 int query, int key, float scale_log2) {
 #pragma unroll
-    for (int i = 0; i < 2; ++i)
+    for (int i = 0; i < row_tiles; ++i)
 #pragma unroll
         for (int half = 0; half < 2; ++half) {
             const int r = 16 * i + 8 * half + lane_id() / 4;
@@ -176,22 +195,21 @@ __device__ __forceinline__ void softmax_gradient(float (&s)[2][column_tiles][4],
 }
 
 // P and dS of a query tile, to shared memory.
-template <int D>
-__device__ __forceinline__ void make_probabilities(const Shared<D>& shared, int stage, int query, int key,
+template <class S>
+__device__ __forceinline__ void make_probabilities(const Shared<S>& shared, int stage, int query, int key,
                                                    float scale_log2) {
-    using S = Shape<D>;
-    const int row = warp_id() % S::score_warps * 32, column = warp_id() / S::score_warps * S::score_columns;
+    const int row = warp_id() % S::score_warps * S::score_rows, column = warp_id() / S::score_warps * S::score_columns;
     const QueryRow* const rows = shared.rows + stage * S::queries + row;
     const int first_query = query + row, first_key = key + column, last_key = first_key + S::score_columns - 1;
     typename S::Scores s, dp;
     clear(s);
     clear(dp);
-    if (first_key <= first_query + 31 && last_key >= rows[0].first_key) {
-        multiply<D>(s, Side<Along::rows, typename S::Q>{shared.q + stage * S::Q::elems, row},
+    if (first_key <= first_query + S::score_rows - 1 && last_key >= rows[0].first_key) {
+        multiply<S::D>(s, Side<Along::rows, typename S::Q>{shared.q + stage * S::Q::elems, row},
                     Side<Along::rows, typename S::K>{shared.k, column});
-        multiply<D>(dp, Side<Along::rows, typename S::Q>{shared.d_o + stage * S::Q::elems, row},
+        multiply<S::D>(dp, Side<Along::rows, typename S::Q>{shared.d_o + stage * S::Q::elems, row},
                     Side<Along::rows, typename S::K>{shared.v, column});
-        if (last_key <= first_query && first_key >= rows[31].first_key)
+        if (last_key <= first_query && first_key >= rows[S::score_rows - 1].first_key)
             softmax_gradient<true>(s, dp, rows, first_query, first_key, scale_log2);
         else
             softmax_gradient<false>(s, dp, rows, first_query, first_key, scale_log2);
@@ -200,11 +218,9 @@ __device__ __forceinline__ void make_probabilities(const Shared<D>& shared, int 
     store_fragments<typename S::P>(dp, 1.0f, shared.ds, row, column);
 }
 
-template <int D>
-__device__ __forceinline__ void add_key_gradients(typename Shape<D>::KeyGradient& dk,
-                                                  typename Shape<D>::KeyGradient& dv, const Shared<D>& shared,
-                                                  int stage, int query, int key) {
-    using S = Shape<D>;
+template <class S>
+__device__ __forceinline__ void add_key_gradients(typename S::KeyGradient& dk, typename S::KeyGradient& dv,
+                                                  const Shared<S>& shared, int stage, int query, int key) {
     const int row = warp_id() % S::key_warps * 32, column = warp_id() / S::key_warps * S::key_columns;
     if (key + row > query + S::queries - 1) return;  // nobody sees these keys
     multiply<S::queries>(dv, Side<Along::columns, typename S::P>{shared.p, row},
@@ -213,18 +229,16 @@ __device__ __forceinline__ void add_key_gradients(typename Shape<D>::KeyGradient
                          Side<Along::columns, typename S::Q>{shared.q + stage * S::Q::elems, column});
 }
 
-template <int D>
-__device__ __forceinline__ void add_query_gradients(typename Shape<D>::QueryGradient& dq, const Shared<D>& shared) {
-    using S = Shape<D>;
+template <class S>
+__device__ __forceinline__ void add_query_gradients(typename S::QueryGradient& dq, const Shared<S>& shared) {
     const int row = warp_id() % S::dq_warps * S::dq_rows, column = warp_id() / S::dq_warps * S::dq_columns;
     multiply<keys>(dq, Side<Along::rows, typename S::P>{shared.ds, row},
                    Side<Along::columns, typename S::K>{shared.k, column});
 }
 
-template <int D>
-__device__ __forceinline__ void store_query_gradients(const typename Shape<D>::QueryGradient& dq, float scale,
+template <class S>
+__device__ __forceinline__ void store_query_gradients(const typename S::QueryGradient& dq, float scale,
                                                       Rows<Element> to, int query, int T) {
-    using S = Shape<D>;
     const int first_row = query + warp_id() % S::dq_warps * S::dq_rows + lane_id() / 4;
     const int column = warp_id() / S::dq_warps * S::dq_columns + lane_id() % 4 * 2;
 #pragma unroll
@@ -252,53 +266,58 @@ __device__ __forceinline__ int count_tiles(const QueryRow* rows, int first_tile,
     return count;
 }
 
-template <int D>
-__device__ __forceinline__ void copy_queries(const Shared<D>& shared, int stage, const Item& item, int query, int T) {
-    using S = Shape<D>;
+template <class S>
+__device__ __forceinline__ void copy_queries(const Shared<S>& shared, int stage, const Item& item, int query, int T) {
     copy_rows<typename S::Q, threads>(shared.q + stage * S::Q::elems, item.q, query, T);
     copy_rows<typename S::Q, threads>(shared.d_o + stage * S::Q::elems, item.d_o, query, T);
     const int t = static_cast<int>(threadIdx.x);
     if (t < S::queries) ptx::cp_async_16(shared.rows + stage * S::queries + t, item.rows + query + t);
 }
 
-// dk and dv of the block's keys, added to those of the heads before it in the group.
-template <int D>
-__device__ __forceinline__ void finish_keys(typename Shape<D>::KeyGradient& dk, typename Shape<D>::KeyGradient& dv,
-                                            const Shared<D>& shared, const Operands<Element>& in, const Gradients& out,
+// What the heads before it in the group left in `sums` is added to a gradient of the block's keys; the result goes there, or
+// if this is the last head into a tile.
+template <class S>
+__device__ __forceinline__ void finish_gradient(typename S::KeyGradient& gradient, float4* sums, bool first, bool last,
+                                                float scale, Element* tile) {
+    if (!first) add_sums(gradient, sums);
+    if (last)
+        store_fragments<typename S::K>(gradient, scale, tile, warp_id() % S::key_warps * 32,
+                                       warp_id() / S::key_warps * S::key_columns);
+    else
+        store_sums(gradient, sums);
+}
+
+// One after the other: there are no registers for loads of both at once.
+template <class S>
+__device__ __forceinline__ void finish_keys(typename S::KeyGradient& dk, typename S::KeyGradient& dv,
+                                            const Shared<S>& shared, const Operands<Element>& in, const Gradients& out,
                                             const Item& item, int key_blocks) {
-    using S = Shape<D>;
+    constexpr int D = S::D;
     const int group = in.H / in.K, turn = item.h % group;
-    const int64_t at = item.key_tile(in.K, key_blocks) * (keys * D / 4);
-    if (turn > 0) {
-        if (threadIdx.x == 0) wait_for_turn(out.key_turns + item.key_tile(in.K, key_blocks), turn);
-        __syncthreads();
-        add_sums(dk, out.dk_sums + at);
-        add_sums(dv, out.dv_sums + at);
-    }
-    if (turn < group - 1) {
-        store_sums(dk, out.dk_sums + at);
-        store_sums(dv, out.dv_sums + at);
-        __syncthreads();
-        if (threadIdx.x == 0) end_turn(out.key_turns + item.key_tile(in.K, key_blocks), item.h % group);
-        return;
-    }
-    const int row = warp_id() % S::key_warps * 32, column = warp_id() / S::key_warps * S::key_columns;
-    store_fragments<typename S::K>(dk, in.scale, shared.k, row, column);
-    store_fragments<typename S::K>(dv, 1.0f, shared.v, row, column);
+    const int64_t tile = item.key_tile(in.K, key_blocks), at = tile * (keys * D / 4);
+    const bool last = turn == group - 1;
+    if (threadIdx.x == 0 && turn > 0) wait_for_turn(out.key_turns + tile, turn);
+    __syncthreads();
+    finish_gradient<S>(dk, out.dk_sums + at, turn == 0, last, in.scale, shared.k);
+    finish_gradient<S>(dv, out.dv_sums + at, turn == 0, last, 1.0f, shared.v);
     __syncthreads();
     const int t = static_cast<int>(threadIdx.x);
+    if (!last) {
+        if (t == 0) end_turn(out.key_turns + tile, turn);
+        return;
+    }
     store_rows<typename S::K, keys, threads>(shared.k, in.kv_rows(out.dk, item.b, item.kv, D), item.key(), in.Tk, t);
     store_rows<typename S::K, keys, threads>(shared.v, in.kv_rows(out.dv, item.b, item.kv, D), item.key(), in.Tk, t);
 }
 
-template <int D>
+template <class S>
 __global__ void __launch_bounds__(threads, 1) backward(Operands<Element> in, Gradients out) {
-    using S = Shape<D>;
+    constexpr int D = S::D;
     DYNAMIC_SHARED(Element, dynamic);
-    const Shared<D> shared(dynamic);
+    const Shared<S> shared(dynamic);
     const int T = in.Tk, key_blocks = (T + keys - 1) / keys, query_tiles = (T + S::queries - 1) / S::queries;
     __shared__ Item item;
-    if (threadIdx.x == 0) item = item_of<D>(atomicAdd(out.ticket, 1), in, out, key_blocks, query_tiles);
+    if (threadIdx.x == 0) item = item_of<S>(atomicAdd(out.ticket, 1), in, out, key_blocks, query_tiles);
     __syncthreads();
     copy_rows<typename S::K, threads>(shared.k, in.kv_rows(in.k, item.b, item.kv, D), item.key(), T);
     copy_rows<typename S::K, threads>(shared.v, in.kv_rows(in.v, item.b, item.kv, D), item.key(), T);
@@ -337,14 +356,14 @@ __global__ void __launch_bounds__(threads, 1) backward(Operands<Element> in, Gra
         add_key_gradients(dk, dv, shared, stage, query, item.key());
         add_query_gradients(dq, shared);
         if (last_turn)
-            store_query_gradients<D>(dq, in.scale, item.dq, query, T);
+            store_query_gradients<S>(dq, in.scale, item.dq, query, T);
         else
             store_sums(dq, sums);
         stored = !last_turn;
     }
     __syncthreads();
     if (threadIdx.x == 0 && stored) end_turn(turns_at(query - S::queries), turn_at(query - S::queries));
-    finish_keys<D>(dk, dv, shared, in, out, item, key_blocks);
+    finish_keys<S>(dk, dv, shared, in, out, item, key_blocks);
 }
 
 // ---------------------------------------------------------------- host
@@ -355,9 +374,10 @@ struct Workspace {
     int64_t bytes = 0;
 };
 
+// Enough for the tiles of every room.
 Workspace cut_workspace(const AttentionBackward& a, void* start) {
     const int64_t padded_T = round_up(a.T, row_padding), shared_keys = a.H > a.K ? a.B * a.K * padded_T * a.D / 4 : 0;
-    const int64_t dq_turns = a.B * a.H * padded_T / 64, key_turns = a.B * a.K * padded_T / keys;
+    const int64_t dq_turns = a.B * a.H * padded_T / least_queries, key_turns = a.B * a.K * padded_T / keys;
     Cutter cut(start);
     Workspace w;
     w.arrays.rows = take_rows(cut, a);
@@ -374,9 +394,10 @@ Workspace cut_workspace(const AttentionBackward& a, void* start) {
     return w;
 }
 
-void backward_bf16(cudaStream_t stream, const AttentionBackward& a) {
-    with_head_size(a.D, [&](auto head_size) {
-        constexpr int D = head_size;
+void backward_bf16(cudaStream_t stream, const AttentionBackward& a, int room) {
+    with_tiles(a.D, room, [&](auto D, auto size) {
+        using S = Shape<D, queries_for<D, size>()>;
+        static_assert(S::queries >= least_queries);
         TRIFOLD_ASSERT(aligned_16(a.workspace) && aligned_16(a.dq_NHD) && aligned_16(a.dk_NKD) && aligned_16(a.dv_NKD));
         Workspace w = cut_workspace(a, a.workspace.data);
         TRIFOLD_ASSERT(a.workspace.bytes() >= w.bytes);
@@ -389,17 +410,18 @@ void backward_bf16(cudaStream_t stream, const AttentionBackward& a) {
         launch(stream,
                {.blocks = dim3(static_cast<unsigned>(narrow(a.B * a.H * ceil_div(a.T, keys)))),
                 .threads = dim3(threads),
-                .shared_bytes = Shared<D>::bytes},
-               backward<D>, in, w.arrays);
+                .shared_bytes = Shared<S>::bytes},
+               backward<S>, in, w.arrays);
     });
 }
 
 }  // namespace
 }  // namespace attention
 
-void attention_backward(cudaStream_t stream, const AttentionBackward& a) {
+void attention_backward(cudaStream_t stream, const AttentionBackward& a) { attention_backward(stream, a, room_of_gpu()); }
+void attention_backward(cudaStream_t stream, const AttentionBackward& a, int room) {
     if (a.B * a.T * a.H * a.D == 0) return;
-    a.q_NHD.dtype == DType::bf16 ? attention::backward_bf16(stream, a) : attention::backward_fp32(stream, a);
+    a.q_NHD.dtype == DType::bf16 ? attention::backward_bf16(stream, a, room) : attention::backward_fp32(stream, a, room);
 }
 
 int64_t attention_workspace(const AttentionBackward& a) {

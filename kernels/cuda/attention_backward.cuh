@@ -68,7 +68,7 @@ inline QueryRow* take_rows(Cutter& cut, const AttentionBackward& a) {
     return cut.take<QueryRow>(a.B * a.H * round_up(a.T, row_padding));
 }
 
-void backward_fp32(cudaStream_t stream, const AttentionBackward& a);
+void backward_fp32(cudaStream_t stream, const AttentionBackward& a, int room);
 int64_t backward_fp32_workspace(const AttentionBackward& a);
 
 }  // namespace trifold::cuda::attention

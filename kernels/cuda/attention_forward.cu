@@ -1,14 +1,16 @@
 // kernels/cuda/attention_forward.cu   o = softmax(scale * q k^T + mask) v in the flash form (Dao, arXiv 2307.08691),
 // bf16.
 //
-// Block      128 queries of one head, 4 warps of 32; a loop over tiles of 64 keys and values that some of the queries
-//            see. The next tile is on its way by cp.async while one is worked on: one barrier per tile.
+// Block      128 queries of one head, 4 warps of 32; a loop over tiles of 64 or 32 keys and values that some of the
+//            queries see. The next tile is on its way by cp.async while one is worked on: one barrier per tile.
 // One step   32 keys, so that S, P and O fit into registers. A warp passes over steps of which none of its own queries
 //            sees anything, and masks only where one of them does not see all.
 //            S = Q K^T;  m' = max(m, rowmax S);  P = exp(scale (S - m'));  l = l exp(scale (m - m')) + rowsum P;
 //            O = O exp(scale (m - m')) + P V.  The accumulators of S, rounded to bf16, are the left operand of P V.
-// Shared     Q [128, D], then K, V [64, D] twice: 103 KiB at D 128, so that two blocks fit on an SM (at D 64 three):
-//            while one does its softmax another keeps the tensor cores busy.
+// Shared     Q [128, D], then K, V [keys, D] twice: with 64 keys 55, 79, 103 KiB at D 64, 96, 128, with 32 keys 37, 53, 69.
+//            Tiles have 64 keys where two blocks of them fit on an SM: while one does its softmax another keeps the
+//            tensor cores busy. With 227 KiB for a block (room.h) that is always, with 163 up to D 96, with 99 never;
+//            there 32 keys let two blocks fit at D 64.
 // Traffic    q, o once; k, v once per 128 queries and head, from L2 (attention_forward.cuh).
 // Numerics   fp32 scores, statistics and sums in a fixed order; exponentials in base 2 (2^-22 relative). P is rounded
 //            to bf16 before P V, the sum l is of the unrounded P: |error of o| <= 2^-8 (sum_j P_j |v_j| / l + |o|).
@@ -21,11 +23,14 @@ namespace trifold::cuda {
 namespace attention {
 namespace {
 
-constexpr int queries = 128, keys = key_tile, threads = 128, warp_rows = 32, row_tiles = warp_rows / 16;
+constexpr int queries = 128, threads = 128, warp_rows = 32, row_tiles = warp_rows / 16;
 
 template <int D>
+using QueryTile = Tile<queries, D>;
+
+template <int D, int keys>
 struct Shared {
-    using Q = Tile<queries, D>;
+    using Q = QueryTile<D>;
     using K = Tile<keys, D>;
     static constexpr int bytes = Q::bytes + 4 * K::bytes + queries * 4;
     Element *q, *k, *v;  // k and v: two tiles each
@@ -34,6 +39,10 @@ struct Shared {
     explicit __device__ __forceinline__ Shared(Element* start)
         : q(start), k(q + Q::elems), v(k + 2 * K::elems), first_key(reinterpret_cast<int*>(v + 2 * K::elems)) {}
 };
+
+// An SM has 1 KiB more than the room of one block, and keeps 1 KiB for itself in each.
+template <int D, int room>
+constexpr int keys_for = 2 * (Shared<D, most_keys>::bytes + 1024) <= room + 1024 ? most_keys : most_keys / 2;
 
 template <int D>
 constexpr int step_keys = 32;
@@ -135,7 +144,7 @@ __device__ __forceinline__ void add_values(Output<D>& o, const Probabilities<D>&
         for (int i = 0; i < row_tiles; ++i)
 #pragma unroll
             for (int r = 0; r < 4; ++r) a[i][r] = p[i][2 * k + r / 2][r % 2];
-        multiply_step<Along::columns>(o, a, v, Shared<D>::K::stride, 0, 16 * k);
+        multiply_step<Along::columns>(o, a, v, QueryTile<D>::stride, 0, 16 * k);  // all rows of D are alike
     }
 }
 
@@ -144,7 +153,7 @@ template <int D>
 __device__ __forceinline__ void store_results(const Output<D>& o, const RowState& state, Element* own_q,
                                               const Operands<Element>& in, const Results<Element>& out,
                                               const Item& item, int query) {
-    using Q = typename Shared<D>::Q;
+    using Q = QueryTile<D>;
     Element* const own = own_q + lane_id() / 4 * Q::stride + lane_id() % 4 * 2;
     const int64_t lse_row = (static_cast<int64_t>(item.b) * in.H + item.h) * in.Tq;
     __syncwarp();
@@ -185,12 +194,12 @@ __device__ __forceinline__ void store_part(const Output<D>& o, const RowState& s
         }
 }
 
-template <int D>
+template <int D, int keys>
 __global__ void __launch_bounds__(threads, D == 64 ? 3 : 2) forward(Operands<Element> in, Results<Element> out) {
-    using K = typename Shared<D>::K;
-    using Q = typename Shared<D>::Q;
+    using K = typename Shared<D, keys>::K;
+    using Q = QueryTile<D>;
     DYNAMIC_SHARED(Element, dynamic);
-    const Shared<D> shared(dynamic);
+    const Shared<D, keys> shared(dynamic);
     const Item item = item_of_block(in, out, queries);
     const Sight sight = in.sight(item.b);
     const KeyRange range = keys_of(sight, out, item, queries);
@@ -241,12 +250,13 @@ __global__ void __launch_bounds__(threads, D == 64 ? 3 : 2) forward(Operands<Ele
     store_results<D>(o, state, own_q, in, out, item, query);
 }
 
-void forward_bf16(cudaStream_t stream, const AttentionForward& a) {
-    with_head_size(a.D, [&](auto head_size) {
-        constexpr int D = head_size;
+void forward_bf16(cudaStream_t stream, const AttentionForward& a, int room) {
+    with_tiles(a.D, room, [&](auto D, auto size) {
+        constexpr int keys = keys_for<D, size>, bytes = Shared<D, keys>::bytes;
+        static_assert(bytes <= size);
         const auto in = operands<Element>(a, a.Tq, a.Tk, a.q_offset);
         const auto out = results<Element>(a, queries);
-        launch(stream, grid(a, out, threads, Shared<D>::bytes), forward<D>, in, out);
+        launch(stream, grid(a, out, threads, bytes), forward<D, keys>, in, out);
         merge(stream, a, out);
     });
 }
@@ -254,9 +264,10 @@ void forward_bf16(cudaStream_t stream, const AttentionForward& a) {
 }  // namespace
 }  // namespace attention
 
-void attention_forward(cudaStream_t stream, const AttentionForward& a) {
+void attention_forward(cudaStream_t stream, const AttentionForward& a) { attention_forward(stream, a, room_of_gpu()); }
+void attention_forward(cudaStream_t stream, const AttentionForward& a, int room) {
     if (a.B * a.Tq * a.H * a.D == 0) return;
-    a.q_NHD.dtype == DType::bf16 ? attention::forward_bf16(stream, a) : attention::forward_fp32(stream, a);
+    a.q_NHD.dtype == DType::bf16 ? attention::forward_bf16(stream, a, room) : attention::forward_fp32(stream, a, room);
 }
 
 // Enough for fewer queries and for any number of keys as well.

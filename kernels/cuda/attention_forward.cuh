@@ -12,7 +12,7 @@
 
 namespace trifold::cuda::attention {
 
-constexpr int split_queries = 16, max_parts = 16, shortest_part = 256, key_tile = 64;
+constexpr int split_queries = 16, max_parts = 16, shortest_part = 256, most_keys = 64;
 constexpr int64_t section_bytes = 16 << 20;
 
 // Results. Those of parts: partial_o [B, H, Tq, parts, D] relative to the maximum, partial_stats [B, H, Tq, parts].
@@ -39,7 +39,7 @@ __device__ __forceinline__ Item item_of_block(const Operands<T>& in, const Resul
 }
 
 struct KeyRange {
-    int begin, end;  // begin is a multiple of the key tile
+    int begin, end;  // begin is a multiple of every size of key tiles
 };
 template <class T>
 __device__ __forceinline__ KeyRange keys_of(const Sight& sight, const Results<T>& out, const Item& item,
@@ -49,7 +49,7 @@ __device__ __forceinline__ KeyRange keys_of(const Sight& sight, const Results<T>
         begin = max(begin, item.part * out.part_keys);
         end = min(end, (item.part + 1) * out.part_keys);
     }
-    return {begin / key_tile * key_tile, end};
+    return {begin / most_keys * most_keys, end};
 }
 
 // o of a row and its lse from the parts.
@@ -78,7 +78,7 @@ struct Parts {
     int64_t count = 1, keys = 0;
 };
 inline Parts parts_of(const AttentionForward& a) {
-    const int64_t keys = std::max<int64_t>(shortest_part, round_up(ceil_div(a.Tk, max_parts), key_tile));
+    const int64_t keys = std::max<int64_t>(shortest_part, round_up(ceil_div(a.Tk, max_parts), most_keys));
     if (a.Tq > split_queries || a.Tk <= keys) return {};
     return {ceil_div(a.Tk, keys), keys};
 }
@@ -116,6 +116,6 @@ void merge(cudaStream_t stream, const AttentionForward& a, const Results<T>& out
            merge_parts<T>, out, narrow(a.H), narrow(a.Tq), narrow(a.D));
 }
 
-void forward_fp32(cudaStream_t stream, const AttentionForward& a);
+void forward_fp32(cudaStream_t stream, const AttentionForward& a, int room);
 
 }  // namespace trifold::cuda::attention

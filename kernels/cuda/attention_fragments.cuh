@@ -33,7 +33,8 @@ template <class T, int threads>
 struct Packs {
     static constexpr int across = T::columns == 96 ? 4 : T::columns / 8;
     static constexpr int rows_at_once = threads / across;
-    static_assert(T::rows % rows_at_once == 0);
+    static constexpr bool idle = T::rows < rows_at_once;  // threads without a row
+    static_assert(idle || T::rows % rows_at_once == 0);
 };
 
 // Starts copying rows [first, first + T::rows) into a tile; rows from `end` on become zeros.
@@ -43,6 +44,7 @@ __device__ __forceinline__ void copy_rows(Element* tile, Rows<const Element> fro
     const int row = static_cast<int>(threadIdx.x) / P::across, column = static_cast<int>(threadIdx.x) % P::across * 8;
     const Element* source = from[first + row] + column;
     Element* const target = tile + row * T::stride + column;
+    if (P::idle && row >= T::rows) return;
 #pragma unroll
     for (int r = 0; r < T::rows; r += P::rows_at_once) {
 #pragma unroll
@@ -57,6 +59,7 @@ __device__ __forceinline__ void copy_rows(Element* tile, Rows<const Element> fro
 template <class T, int rows, int threads>
 __device__ __forceinline__ void store_rows(const Element* tile, Rows<Element> to, int first, int end, int thread) {
     using P = Packs<Tile<rows, T::columns>, threads>;
+    static_assert(!P::idle);
     const int row = thread / P::across, column = thread % P::across * 8;
 #pragma unroll
     for (int r = 0; r < rows; r += P::rows_at_once) {
@@ -91,6 +94,15 @@ __device__ __forceinline__ void load_b(uint32_t (&b)[4], const Element* tile, in
     else
         ptx::ldmatrix_x4_trans(b, tile + (k0 + l % 16) * stride + j0 + l / 16 * 8);
 }
+// B[k0 .. k0+16)[j0 .. j0+8)
+template <Along k_along>
+__device__ __forceinline__ void load_b(uint32_t (&b)[2], const Element* tile, int stride, int j0, int k0) {
+    const int l = lane_id();
+    if constexpr (k_along == Along::rows)
+        ptx::ldmatrix_x2(b, tile + (j0 + l % 8) * stride + k0 + l / 8 % 2 * 8);
+    else
+        ptx::ldmatrix_x2_trans(b, tile + (k0 + l % 16) * stride + j0);
+}
 
 template <int row_tiles, int column_tiles>
 __device__ __forceinline__ void clear(float (&acc)[row_tiles][column_tiles][4]) {
@@ -107,9 +119,8 @@ template <Along b_along, int row_tiles, int column_tiles>
 __device__ __forceinline__ void multiply_step(float (&acc)[row_tiles][column_tiles][4],
                                               const uint32_t (&a)[row_tiles][4], const Element* b_tile, int b_stride,
                                               int j0, int k0) {
-    static_assert(column_tiles % 2 == 0);
 #pragma unroll
-    for (int j = 0; j < column_tiles; j += 2) {
+    for (int j = 0; j + 1 < column_tiles; j += 2) {
         uint32_t b[4];
         load_b<b_along>(b, b_tile, b_stride, j0 + j * 8, k0);
         const uint32_t left[2] = {b[0], b[1]}, right[2] = {b[2], b[3]};
@@ -118,6 +129,12 @@ __device__ __forceinline__ void multiply_step(float (&acc)[row_tiles][column_til
             ptx::mma_m16n8k16_bf16(acc[i][j], a[i], left);
             ptx::mma_m16n8k16_bf16(acc[i][j + 1], a[i], right);
         }
+    }
+    if constexpr (column_tiles % 2 == 1) {
+        uint32_t b[2];
+        load_b<b_along>(b, b_tile, b_stride, j0 + (column_tiles - 1) * 8, k0);
+#pragma unroll
+        for (int i = 0; i < row_tiles; ++i) ptx::mma_m16n8k16_bf16(acc[i][column_tiles - 1], a[i], b);
     }
 }
 

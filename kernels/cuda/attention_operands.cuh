@@ -13,6 +13,7 @@
 
 #include "kernels/cuda/launch.h"
 #include "kernels/cuda/pack.h"
+#include "kernels/cuda/room.h"
 #include "kernels/ops.h"
 
 namespace trifold::cuda::attention {
@@ -81,16 +82,18 @@ inline int narrow(int64_t n) {
     return static_cast<int>(n);
 }
 
-// Kernels are compiled for these head sizes: body(std::integral_constant<int, D>).
+// Kernels are compiled for these head sizes, and for the rooms of room.h: body(head size, room), both of them
+// std::integral_constant.
 template <class Body>
-void with_head_size(int64_t D, const Body& body) {
+void with_tiles(int64_t D, int room, const Body& body) {
+    const auto with_head_size = [&](auto head_size) { with_room(room, [&](auto size) { body(head_size, size); }); };
     switch (D) {
         case 64:
-            return body(std::integral_constant<int, 64>());
+            return with_head_size(std::integral_constant<int, 64>());
         case 96:
-            return body(std::integral_constant<int, 96>());
+            return with_head_size(std::integral_constant<int, 96>());
         case 128:
-            return body(std::integral_constant<int, 128>());
+            return with_head_size(std::integral_constant<int, 128>());
         default:
             throw Problem(Exit::usage, "attention on CUDA has head sizes 64, 96 and 128, but this model's is " +
                                            std::to_string(D) +

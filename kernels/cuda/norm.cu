@@ -14,6 +14,7 @@
 // Saves      mean_N and rstd_N.
 #include "kernels/cuda/partials.cuh"
 #include "kernels/cuda/reduce.cuh"
+#include "kernels/cuda/room.h"
 
 namespace trifold::cuda {
 namespace {
@@ -276,7 +277,14 @@ __global__ void __launch_bounds__(backward_threads) backward_swept(const NormBac
     }
 }
 
-constexpr int64_t swept_columns = 28 * 1024;  // two floats for each fit into the shared memory of a block
+// Two floats for each column, in the shared memory of a block, which holds a few more for sums.
+size_t swept_bytes(int64_t C) {
+    const int most = (room_of_gpu() - 1024) / 8;
+    if (C > most)
+        throw Problem(Exit::usage, "the gradient of a norm over " + std::to_string(C) + " columns does not fit into the shared memory of this GPU's blocks, " +
+                                       std::to_string(most) + " would: use a smaller --model.hidden, or --run.device=cpu");
+    return static_cast<size_t>(2 * C) * sizeof(float);
+}
 
 }  // namespace
 
@@ -307,7 +315,7 @@ void norm_forward(cudaStream_t stream, const NormForward& a) {
 void norm_backward(cudaStream_t stream, const NormBackward& a) {
     TRIFOLD_ASSERT(a.dy_NC.elems >= a.N * a.C && a.x_NC.elems >= a.N * a.C && a.dx_NC.elems >= a.N * a.C);
     TRIFOLD_ASSERT(a.dweight_C.elems >= a.C && (!a.dbias_C || a.dbias_C.elems >= a.C));
-    TRIFOLD_ASSERT(a.workspace.bytes() >= norm_backward_workspace(a.N, a.C) && a.C <= swept_columns);
+    TRIFOLD_ASSERT(a.workspace.bytes() >= norm_backward_workspace(a.N, a.C));
     const int64_t rows = partial_rows(a.N, a.C);
     const dim3 blocks(static_cast<unsigned>(rows));
     with_element(a.x_NC.dtype, [&](auto element) {
@@ -323,7 +331,7 @@ void norm_backward(cudaStream_t stream, const NormBackward& a) {
                 launch(stream,
                        {.blocks = blocks,
                         .threads = dim3(threads_for(a.C, width, backward_threads)),
-                        .shared_bytes = static_cast<size_t>(2 * a.C) * sizeof(float)},
+                        .shared_bytes = swept_bytes(a.C)},
                        backward_swept<T, width>, a);
             });
         }

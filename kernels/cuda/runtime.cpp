@@ -14,6 +14,7 @@
 
 #include "kernels/cuda/check.h"
 #include "kernels/cuda/range.h"
+#include "kernels/cuda/room.h"
 
 namespace trifold::cuda {
 namespace {
@@ -41,9 +42,6 @@ DataSheet data_sheet(const std::string& name) {
     return {"", 0, 0};
 }
 
-// The largest tiles of attention: what Hopper and the Blackwell of data centers have.
-constexpr size_t shared_bytes_needed = 227 * 1024;
-
 }  // namespace
 
 void check(cudaError_t error, const char* call, const char* file, int line) {
@@ -69,9 +67,9 @@ Gpu probe() {
     CUDA_CHECK(cudaGetDevice(&device));
     CUDA_CHECK(cudaGetDeviceProperties(&properties, device));
     const std::string text = fmt::format("{}, {:.1f} GiB, compute capability {}.{}", properties.name, gib(properties.totalGlobalMem), properties.major, properties.minor);
-    if (properties.sharedMemPerBlockOptin < shared_bytes_needed)
-        return {GpuState::unusable, fmt::format("{}: its blocks have {} KiB of shared memory, attention here needs {} (compute capability 9.0 or 10.0)", text,
-                                                properties.sharedMemPerBlockOptin / 1024, shared_bytes_needed / 1024)};
+    if (properties.major < 8 || properties.sharedMemPerBlockOptin < size_t{small_room})
+        return {GpuState::unusable, fmt::format("{}, {} KiB of shared memory for a block: compute capability 8.0 and {} KiB are the least that will do here", text,
+                                                properties.sharedMemPerBlockOptin / 1024, small_room / 1024)};
     if (!has_code_for_this_gpu())
         return {GpuState::unusable, fmt::format("{}: this build holds no code for it; build with make ARCHS={}{}{}", text, properties.major, properties.minor,
                                                 properties.major >= 9 ? "a" : "")};

@@ -76,8 +76,8 @@ struct Scratch {
 
 // on_device(cuda::rotary, args): as cpu::rotary(args), but on the device. `segments` tables are copied as well; the workspace
 // holds rubbish at first.
-template <class Args>
-void on_device(void (*operation)(CUstream_st*, const Args&), Args args) {
+template <class Operation, class Args>
+void on_device(const Operation& operation, Args args) {
     DeviceCopies copies;
     Tensor workspace;
     if constexpr (requires { args.workspace; }) workspace = std::exchange(args.workspace, {});

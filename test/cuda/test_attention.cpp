@@ -4,6 +4,7 @@
 #include <cmath>
 #include <vector>
 
+#include "kernels/cuda/room.h"
 #include "test/cuda/attention_reference.h"
 #include "test/cuda/on_device.h"
 
@@ -21,10 +22,21 @@ namespace {
 // fp32 sums of up to a few hundred terms and one exponential: 0.4e-6 in the emulator; the GPU's ex2 may add 2^-22.
 constexpr double fp32_sums = 2e-6;
 
-void run_forward(AttentionOperands& x) {
+// The rooms that this GPU has: the tiles of each are tested. What takes the emulator long is left to the largest of them.
+std::vector<int> rooms(const AttentionShape& s, int64_t longest) {
+    std::vector<int> all;
+    for (const int room : {cuda::large_room, cuda::medium_room, cuda::small_room})
+        if (room <= cuda::room_of_gpu() && (all.empty() || s.Tk() <= longest)) all.push_back(room);
+    return all;
+}
+
+// With the tiles of a room; 0: as models call it.
+void run_forward(AttentionOperands& x, int room = 0) {
     AttentionForward a = x.forward();
     a.workspace = x.workspace_of(cuda::attention_workspace(a));
-    on_device(cuda::attention_forward, a);
+    on_device([room](CUstream_st* stream, const AttentionForward& args) {
+        room == 0 ? cuda::attention_forward(stream, args) : cuda::attention_forward(stream, args, room);
+    }, a);
 }
 void run_forward_on_cpu(AttentionOperands& x) {
     AttentionForward a = x.forward();
@@ -33,10 +45,12 @@ void run_forward_on_cpu(AttentionOperands& x) {
     a.workspace.elems -= 64;
     cpu::attention_forward(a);
 }
-void run_backward(AttentionOperands& x) {
+void run_backward(AttentionOperands& x, int room = 0) {
     AttentionBackward a = x.backward();
     a.workspace = x.workspace_of(cuda::attention_workspace(a));
-    on_device(cuda::attention_backward, a);
+    on_device([room](CUstream_st* stream, const AttentionBackward& args) {
+        room == 0 ? cuda::attention_backward(stream, args) : cuda::attention_backward(stream, args, room);
+    }, a);
 }
 void run_backward_on_cpu(AttentionOperands& x) {
     AttentionBackward a = x.backward();
@@ -80,29 +94,37 @@ void check_padding(const AttentionOperands& x) {
 
 void check_forward(const AttentionShape& s, DType type) {
     INFO("forward, " << name_of(type) << ", " << s.name());
-    AttentionOperands x(s, type), on_cpu(s, type);
-    const AttentionReference reference(x);
-    run_forward(x);
+    AttentionOperands on_cpu(s, type);
+    const AttentionReference reference(on_cpu);
     run_forward_on_cpu(on_cpu);
-    CHECK(worst_error(x.o, reference.o, of_cuda(type), fp32_sums) <= 1.0);
-    CHECK(worst_lse(x.lse, reference.lse) <= 1.0);
     CHECK(worst_error(on_cpu.o, reference.o, of_cpu(type), fp32_sums) <= 1.0);
-    CHECK(worst_difference(x.o, on_cpu.o, reference.o, type) <= 1.0);
+    for (const int room : rooms(s, s.cached > 0 ? 320 : 200)) {
+        INFO("tiles for " << room << " bytes");
+        AttentionOperands x(s, type);
+        run_forward(x, room);
+        CHECK(worst_error(x.o, reference.o, of_cuda(type), fp32_sums) <= 1.0);
+        CHECK(worst_lse(x.lse, reference.lse) <= 1.0);
+        CHECK(worst_difference(x.o, on_cpu.o, reference.o, type) <= 1.0);
+    }
 }
 
 void check_backward(const AttentionShape& s, DType type) {
     INFO("backward, " << name_of(type) << ", " << s.name());
-    AttentionOperands x(s, type);
-    AttentionReference reference(x);
-    run_forward_on_cpu(x);
-    reference.add_gradients(x);
-    AttentionOperands on_cpu(x);
-    run_backward(x);
+    AttentionOperands given(s, type);
+    AttentionReference reference(given);
+    run_forward_on_cpu(given);
+    reference.add_gradients(given);
+    AttentionOperands on_cpu(given);
     run_backward_on_cpu(on_cpu);
-    CHECK(worst_error(x.dqkv, reference.dqkv, of_cuda(type), 2 * fp32_sums) <= 1.0);
     CHECK(worst_error(on_cpu.dqkv, reference.dqkv, of_cpu(type), 2 * fp32_sums) <= 1.0);
-    CHECK(worst_difference(x.dqkv, on_cpu.dqkv, reference.dqkv, type) <= 1.0);
-    check_padding(x);
+    for (const int room : rooms(s, 200)) {
+        INFO("tiles for " << room << " bytes");
+        AttentionOperands x(given);
+        run_backward(x, room);
+        CHECK(worst_error(x.dqkv, reference.dqkv, of_cuda(type), 2 * fp32_sums) <= 1.0);
+        CHECK(worst_difference(x.dqkv, on_cpu.dqkv, reference.dqkv, type) <= 1.0);
+        check_padding(x);
+    }
 }
 
 // Tiles of 64 and 128; every head size; groups of 1, 2 and 4 heads; windows; documents that begin inside, at the border
@@ -148,17 +170,17 @@ TEST_CASE("cuda attention backward agrees with the CPU and with double precision
         for (const AttentionShape& s : training_shapes()) check_backward(s, type);
 }
 
-TEST_CASE("cuda attention gives the same bytes again", "[cuda][attention]") {
+TEST_CASE("cuda attention gives the same bytes again, with the largest tiles that the GPU has room for", "[cuda][attention]") {
     for (const DType type : {DType::f32, DType::bf16}) {
         AttentionOperands x({.B = 1, .Tq = 260, .H = 2, .K = 1, .D = 64, .window = 150, .documents = {100}}, type);
         run_forward(x);
         AttentionOperands again(x);
         again.o = Operand::nans(type, x.o.elems());
-        run_forward(again);
+        run_forward(again, rooms(x.s, 0).front());
         CHECK(x.o.bytes() == again.o.bytes());
         CHECK(x.lse.bytes() == again.lse.bytes());
         run_backward(x);
-        run_backward(again);
+        run_backward(again, rooms(x.s, 0).front());
         CHECK(x.dqkv.bytes() == again.dqkv.bytes());
     }
 }
@@ -226,7 +248,7 @@ TEST_CASE("cuda attention writes no lse where none is wanted", "[cuda][attention
         AttentionForward a = y.forward();
         a.lse_BHT = {};
         a.workspace = y.workspace_of(cuda::attention_workspace(a));
-        on_device(cuda::attention_forward, a);
+        on_device([](CUstream_st* stream, const AttentionForward& args) { cuda::attention_forward(stream, args); }, a);
         CHECK(x.o.bytes() == y.o.bytes());
         CHECK(std::isnan(y.lse[0]));
     }

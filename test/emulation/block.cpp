@@ -195,11 +195,10 @@ void enqueue(CUstream_st* stream, Launch launch) {
         die(std::string(launch.kernel) + " cannot be launched with " + coordinates(b.x, b.y, b.z) + " blocks of " +
             coordinates(t.x, t.y, t.z) + " threads: " + why);
     };
-    constexpr size_t most_shared_bytes = 227 * 1024;  // sm_90
     if (uint64_t{t.x} * t.y * t.z > max_threads || t.z > 64) refuse("a block has at most 1024 threads, 64 in z");
     if (t.x * t.y * t.z == 0 || b.x == 0 || b.y == 0 || b.z == 0) refuse("nothing may be empty");
     if (b.x > 0x7fffffffu || b.y > 65535 || b.z > 65535) refuse("a grid has at most 2^31 - 1 blocks in x and 65535 in y and z");
-    if (launch.shared_bytes > most_shared_bytes) refuse(std::to_string(launch.shared_bytes) + " bytes of shared memory are too many");
+    if (launch.shared_bytes > static_cast<size_t>(configured().shared_bytes)) refuse(std::to_string(launch.shared_bytes) + " bytes of shared memory are too many");
     launch.declared = declared;
     const char* kernel = launch.kernel;
     submit(stream, kernel, [launch = std::make_shared<const Launch>(std::move(launch))] { run_grid(*launch); });

@@ -179,8 +179,12 @@ cudaError_t cudaGetDeviceProperties(cudaDeviceProp* p, int) {
     p->totalGlobalMem = emulation::device_memory;
     p->major = 9;
     p->multiProcessorCount = 4;
-    p->sharedMemPerBlockOptin = 227 * 1024;
+    p->sharedMemPerBlockOptin = static_cast<size_t>(emulation::settings().shared_bytes);
     return cudaSuccess;
+}
+cudaError_t cudaDeviceGetAttribute(int* value, cudaDeviceAttr attribute, int) {
+    if (attribute != cudaDevAttrMaxSharedMemoryPerBlockOptin) return cudaErrorInvalidValue;
+    return *value = emulation::settings().shared_bytes, cudaSuccess;
 }
 cudaError_t cudaMemGetInfo(size_t* available, size_t* total) {
     *total = emulation::device_memory;

@@ -34,6 +34,7 @@ enum class Schedule : uint8_t { random, fifo, lifo, warp_priority };
 struct Settings {
     Schedule schedule = Schedule::warp_priority;
     uint64_t seed = 1;
+    int shared_bytes = 227 * 1024;  // that a block may have: those of sm_90
 };
 void configure(const Settings&);
 Settings settings();
