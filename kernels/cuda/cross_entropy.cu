@@ -21,6 +21,11 @@ namespace trifold::cuda {
 namespace {
 
 constexpr int most_threads = 1024, reads_ahead = 2;
+#if defined(__CUDA_ARCH__) && (__CUDA_ARCH__ >= 1200 || (__CUDA_ARCH__ > 800 && __CUDA_ARCH__ < 900))
+constexpr int blocks_at_once = 1;  // a multiprocessor of these has 1536 threads
+#else
+constexpr int blocks_at_once = 2;
+#endif
 
 // e^x for the type G of the gradient (of the logits in statistics).
 template <class G>
@@ -125,7 +130,7 @@ __device__ __forceinline__ void write_zeros(float* loss, G* gradient, const Colu
 }
 
 template <class L, class G, int W>
-__global__ void __launch_bounds__(most_threads, 2) rows(const CrossEntropy a) {
+__global__ void __launch_bounds__(most_threads, blocks_at_once) rows(const CrossEntropy a) {
     const Columns<W> columns(a.V, a.P);
     const int64_t row = blockIdx.x * a.P;
     const L* const x = elements<const L>(a.logits_NP) + row;
@@ -142,7 +147,7 @@ __global__ void __launch_bounds__(most_threads, 2) rows(const CrossEntropy a) {
 // ---------------------------------------------------------------- the vocabulary split over ranks
 
 template <class L, int W>
-__global__ void __launch_bounds__(most_threads, 2) stats_rows(const CrossEntropyStats a) {
+__global__ void __launch_bounds__(most_threads, blocks_at_once) stats_rows(const CrossEntropyStats a) {
     const Columns<W> columns(a.V, a.P);
     const L* const x = elements<const L>(a.logits_NP) + blockIdx.x * a.P;
     const Softmax softmax = reduce<L>(x, columns);
@@ -155,7 +160,7 @@ __global__ void __launch_bounds__(most_threads, 2) stats_rows(const CrossEntropy
 }
 
 template <class L, class G, int W>
-__global__ void __launch_bounds__(most_threads, 2) combine_rows(const CrossEntropyCombine a) {
+__global__ void __launch_bounds__(most_threads, blocks_at_once) combine_rows(const CrossEntropyCombine a) {
     const Columns<W> columns(a.V, a.P);
     const int64_t n = blockIdx.x, row = n * a.P;
     G* const gradient = a.dlogits_NP.data ? elements<G>(a.dlogits_NP) + row : nullptr;

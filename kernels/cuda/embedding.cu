@@ -200,7 +200,7 @@ __device__ __forceinline__ Floats<V> add_run(const Runs& a, int32_t begin, int32
 
 // The runs that begin at the places of this block, in the columns of blockIdx.y.
 template <class T, int V>
-__global__ void __launch_bounds__(run_threads) add_runs(const Runs a) {
+__global__ void __launch_bounds__(run_threads, 2) add_runs(const Runs a) {
     __shared__ int32_t starts[block_places + 1];
     __shared__ int32_t of_warp[block_places / 32];
     __shared__ float parts[run_warps][32 * V];
