@@ -117,7 +117,9 @@ void OutputFile::finish() {
 
 Unfinished::~Unfinished() {
     std::error_code ignored;
-    if (!path_.empty()) std::filesystem::remove_all(path_, ignored);
+    if (path_.empty()) return;
+    if (kind_ == Kind::folder) std::filesystem::remove_all(path_, ignored);
+    if (kind_ == Kind::file) ::unlink(path_.c_str());  // and no folder that was there before
 }
 
 void Unfinished::commit_as(const std::string& path) {

@@ -79,7 +79,8 @@ private:
 // Something new, a file or a folder, that is made as PATH.tmp and gets its name when all is complete, or disappears.
 class Unfinished {
 public:
-    Unfinished(const std::string& path, Exit code) : path_(path + ".tmp"), code_(code) {}
+    enum class Kind : uint8_t { file, folder };  // a folder disappears with all that is in it
+    Unfinished(const std::string& path, Exit code, Kind kind = Kind::file) : path_(path + ".tmp"), code_(code), kind_(kind) {}
     ~Unfinished();
     Unfinished(const Unfinished&) = delete;
     const std::string& path() const { return path_; }
@@ -89,6 +90,7 @@ public:
 private:
     std::string path_;  // empty: it has its name
     Exit code_;
+    Kind kind_;
 };
 
 }  // namespace trifold

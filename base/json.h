@@ -4,6 +4,7 @@
 #include <nlohmann/json.hpp>
 #include <set>
 #include <string>
+#include <string_view>
 #include <vector>
 
 #include "base/refuse.h"
@@ -19,23 +20,25 @@ struct JsonRules {
     int64_t first_byte = -1;  // of the text in a binary file, whose errors have bytes in place of lines and columns
 };
 
-inline std::string place_in(const std::string& text, size_t byte, const JsonRules& rules) {
-    if (rules.first_byte >= 0) return fmt::format("byte {}", rules.first_byte + static_cast<int64_t>(byte));
+inline std::string place_in(std::string_view text, size_t byte, const JsonRules& rules) {
     const size_t at = std::min(byte > 0 ? byte - 1 : 0, text.size());
-    const size_t newline = at == 0 ? std::string::npos : text.rfind('\n', at - 1);
+    if (rules.first_byte >= 0) return fmt::format("byte {}", rules.first_byte + static_cast<int64_t>(at));
+    const size_t newline = at == 0 ? std::string_view::npos : text.rfind('\n', at - 1);
     const auto line = 1 + std::count(text.begin(), text.begin() + static_cast<std::ptrdiff_t>(at), '\n');
-    return fmt::format("line {}, column {}", line, newline == std::string::npos ? at + 1 : at - newline);
+    return fmt::format("line {}, column {}", line, newline == std::string_view::npos ? at + 1 : at - newline);
 }
 
-// The library's message without its own name, error number and position.
+// The library's message without its own name, error number and position, and without the end of a long quotation.
 inline std::string reason_of(const std::string& message) {
+    constexpr size_t most = 200;
     const size_t syntax = message.find("syntax error"), bracket = message.find("] ");
-    return syntax != std::string::npos ? message.substr(syntax) : bracket != std::string::npos ? message.substr(bracket + 2) : message;
+    const std::string reason = message.substr(syntax != std::string::npos ? syntax : bracket != std::string::npos ? bracket + 2 : 0);
+    return reason.size() <= most ? reason : reason.substr(0, most) + " ...";
 }
 
 // Parses all of `text`; `where` names it in errors. A key given twice in one object is refused: readers disagree on which of the two counts.
 template <class Json>
-Json parse_json(const std::string& text, const std::string& where, const JsonRules& rules) {
+Json parse_json(std::string_view text, const std::string& where, const JsonRules& rules) {
     using Event = typename Json::parse_event_t;
     constexpr int max_depth = 64;
     struct Object {

@@ -199,7 +199,7 @@ int64_t export_hf(const std::string& dir, const ModelConfig& model, const Parame
     const fs::path target = fs::absolute(dir).lexically_normal();
     const fs::path final_path = target.has_filename() ? target : target.parent_path();
     const std::vector<HfTensor> tensors = hf_tensors(family, table);
-    Unfinished folder(final_path.string(), Exit::checkpoint);
+    Unfinished folder(final_path.string(), Exit::checkpoint, Unfinished::Kind::folder);
     remove_tree(folder.path());  // of an export that died
     make_directories(folder.path());
     write_weights(folder.path(), tensors, flat, options);

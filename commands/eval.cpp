@@ -56,7 +56,7 @@ int eval_command(const Words& args) {
     bool json = false;
     int64_t batches = 0;
     const std::vector<CommandFlag> flags = {{"json", "", "print one JSON object", &json},
-                                            {"batches", "N", "only the first N micro-batches of each file of data.val [0: all]", &batches}};
+                                            {"batches", "N", "only the first N micro-batches of each file of data.val [0: all]", &batches, {.min = 0, .max = 1e9}}};
     if (wants_help(args)) {
         auto list = flags;
         list.push_back({"checkpoint", "PATH", "a step, a folder of checkpoints, or a run directory", &unused});

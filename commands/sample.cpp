@@ -15,7 +15,7 @@ struct SampleFlags {
     std::string prompt = "\n";
     int64_t tokens = 200;
     SamplingOptions sampling;
-    int64_t seed = 1234;
+    uint64_t seed = 1234;
 
     std::vector<CommandFlag> list() {
         return {{"prompt", "TEXT", "what the text begins with [a line break]", &prompt},
@@ -76,7 +76,7 @@ int sample_command(const Words& args) {
     }
     const Inference options = inference_options(args, flags.list());
     const Config& config = options.config;
-    flags.sampling.seed = static_cast<uint64_t>(flags.seed);
+    flags.sampling.seed = flags.seed;
     const Tokenizer tokenizer = Tokenizer::load(config.data.tokenizer);
     if (tokenizer.vocab_size() > config.model.vocab)
         refuse(Exit::usage, "tokenizer {} has {} ids, but the model has a vocabulary of {}: give the model's own with --data.tokenizer=FILE",

@@ -1,15 +1,14 @@
 // data/json_document.cpp
 #include "data/json_document.h"
 
-#include <nlohmann/json.hpp>
-
+#include "base/json.h"
 #include "base/refuse.h"
 #include "data/utf8.h"
 
 namespace trifold {
 namespace {
 
-using nlohmann::json;
+using json = JsonValue;
 
 const std::string& string_at(const json& object, const std::string& key) {
     const auto found = object.find(key);
@@ -53,12 +52,7 @@ void add_message(const std::string& role, std::string_view content, const Tokeni
 }  // namespace
 
 std::vector<Segment> parse_json_document(std::string_view line, const Tokenizer& tokenizer, const std::string& text_key, SpecialText special) {
-    json document;
-    try {
-        document = json::parse(line);
-    } catch (const json::exception& error) {
-        refuse(Exit::data, "not JSON: {}", error.what());
-    }
+    const auto document = parse_json<json>(line, "not JSON", {.code = Exit::data});
     if (!document.is_object()) refuse(Exit::data, "not a JSON object");
     std::vector<Segment> segments;
     if (document.contains("messages")) {

@@ -4,17 +4,17 @@
 #include <algorithm>
 #include <array>
 #include <filesystem>
-#include <fstream>
-#include <nlohmann/json.hpp>
 #include <unordered_map>
 
+#include "base/file.h"
+#include "base/json.h"
 #include "base/refuse.h"
 #include "data/utf8.h"
 
 namespace trifold {
 namespace {
 
-using nlohmann::json;
+using json = JsonValue;
 
 // GPT-2's alphabet: bytes that print stand for themselves, the others for U+0100, U+0101 ... in order.
 class ByteAlphabet {
@@ -51,13 +51,8 @@ public:
     explicit Reader(const std::string& path) : path_(path) {
         std::error_code ignored;
         if (std::filesystem::is_directory(path, ignored)) refuse("is a folder; give the tokenizer.json in it");
-        std::ifstream in(path, std::ios::binary);
-        if (!in) trifold::refuse(Exit::data, "cannot open the tokenizer {}: give \"bytes\" or the path of a tokenizer.json", path);
-        try {
-            root_ = json::parse(in);
-        } catch (const json::exception& error) {
-            refuse("is not JSON: {}", error.what());
-        }
+        if (!std::filesystem::exists(path, ignored)) trifold::refuse(Exit::data, "there is no tokenizer {}: give \"bytes\" or the path of a tokenizer.json", path);
+        root_ = parse_json<json>(read_text(path, Exit::data, "tokenizer"), fmt::format("tokenizer {} is not JSON", path), {.code = Exit::data});
         if (!root_.is_object() || !root_.contains("model")) refuse("has no \"model\": it is not a tokenizer.json");
     }
 

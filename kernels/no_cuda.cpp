@@ -34,6 +34,8 @@ void Streams::end(Ticket) { TRIFOLD_NEVER; }
 void Streams::follow(int, Ticket) { TRIFOLD_NEVER; }
 void Streams::wait(Ticket) { TRIFOLD_NEVER; }
 std::function<void()> Streams::waiting_for(Ticket) { TRIFOLD_NEVER; }
+void Streams::enter_thread() const { TRIFOLD_NEVER; }
+bool Streams::done_within(double) noexcept { TRIFOLD_NEVER; }
 double Streams::waited_s(int) { TRIFOLD_NEVER; }
 void Streams::watch(StreamEngine::Watch) { TRIFOLD_NEVER; }
 void Streams::observe(const StreamObserver&) { TRIFOLD_NEVER; }

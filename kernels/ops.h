@@ -12,6 +12,7 @@
 #pragma once
 #include <cstdint>
 #include <tuple>
+#include <vector>
 
 #include "kernels/device.h"
 #include "kernels/stream.h"
@@ -420,5 +421,8 @@ TRIFOLD_ON_EITHER(segment_sums_workspace)
 #define X(op, Args) Ticket op(Stream&, const Args&);
 TRIFOLD_OPS(X)
 #undef X
+
+// Copies results into host memory (y) and waits for them. `what` names the reader for the checker (a literal).
+void read_back(Stream&, const std::vector<Copy>& copies, const char* what);
 
 }  // namespace trifold

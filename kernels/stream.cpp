@@ -7,6 +7,7 @@
 #include "kernels/stream.h"
 
 #include <condition_variable>
+#include <cstdlib>
 #include <deque>
 #include <exception>
 #include <limits>
@@ -20,6 +21,7 @@
 namespace trifold {
 namespace {
 
+constexpr double hung_after_s = 10;  // a GPU that has this much left to do after a failure
 constexpr int host_lane = 0;  // the host counts as a stream of its own, so that its accesses are checked like any other
 constexpr uint64_t never = std::numeric_limits<uint64_t>::max();
 
@@ -284,8 +286,6 @@ StreamEngine::StreamEngine(StreamMode mode, Device device) : state_(std::make_un
 StreamEngine::~StreamEngine() { abandon(); }
 
 void StreamEngine::abandon() noexcept {
-    watch({});
-    if (state_->cuda) drain();
     {
         const std::lock_guard lock(state_->mutex);
         state_->stopping = true;
@@ -294,6 +294,7 @@ void StreamEngine::abandon() noexcept {
             lane->finished.notify_all();
         }
     }
+    if (state_->cuda && !state_->cuda->done_within(hung_after_s)) std::_Exit(static_cast<int>(Exit::fault));
     for (const auto& lane : state_->lanes) {
         if (lane->worker.joinable()) lane->worker.join();
     }
@@ -308,7 +309,11 @@ Stream& StreamEngine::add(const std::string& name, StreamKind kind) {
     Lane& lane = *state.lanes.emplace_back(std::make_unique<Lane>());
     lane.stream.reset(new Stream(this, index, name, !queued && !cuda, cuda, &state.observer));
     if (cuda) cuda->add(*lane.stream, index, kind);
-    if (threaded) lane.worker = std::thread([&state, &lane, index] { state.serve(lane, index); });
+    if (threaded)
+        lane.worker = std::thread([&state, &lane, index] {
+            if (state.cuda) state.cuda->enter_thread();
+            state.serve(lane, index);
+        });
     return *lane.stream;
 }
 

@@ -151,7 +151,7 @@ private:
 class StreamEngine {
 public:
     explicit StreamEngine(StreamMode mode = StreamMode::normal, Device device = Device::cpu);
-    // Joins the workers. An operation that is running is finished; those that have not begun never run.
+    // abandon()
     ~StreamEngine();
     StreamEngine(const StreamEngine&) = delete;
     StreamEngine& operator=(const StreamEngine&) = delete;
@@ -163,12 +163,13 @@ public:
     void wait_all();
     // The same for destructors of what the streams use; failures were reported before, or the process ends because of them.
     void drain() noexcept;
-    // After a failure: operations that have not begun never run, and nothing may be submitted any more.
+    // Joins the workers: what they run is finished, what they have not begun never runs, and nothing may be submitted any more. What is on a
+    // GPU is waited for; where that does not end, the process does, with the code of a fault, since nobody can take the memory back.
     void abandon() noexcept;
     // To be called when all streams are there, before anything is submitted.
     void observe(StreamObserver observer);
-    // Called with the seconds waited again and again while the host waits for a GPU, and once when the wait is over: what it throws ends
-    // the wait. Collectives of a GPU have no deadline of their own, and a failed one looks finished.
+    // Called with the seconds waited again and again while the host or a thread of host communication waits for a GPU, and once when the wait
+    // is over: what it throws ends the wait. Collectives of a GPU have no deadline of their own, and a failed one looks finished.
     using Watch = std::function<void(double waited_s, bool over)>;
     void watch(Watch watch);
 

@@ -106,7 +106,7 @@ void Generator::forward(Stream& s, const int32_t* tokens, int64_t count) {
 
 const float* Generator::next_logits(Stream& s) {
     const Tensor logits = head_.logits_of(s, head_activations_, last_row_);
-    s.engine().wait(copy(s, {.x = logits, .y = Tensor{logits_.data(), DType::f32, logits.elems}}));
+    read_back(s, {{logits, Tensor{logits_.data(), DType::f32, logits.elems}}}, "next_logits");
     return logits_.data();
 }
 

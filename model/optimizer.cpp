@@ -132,11 +132,7 @@ void Optimizer::lamb(Stream& s, double lr, int64_t number) const {
 Optimizer::Outcome Optimizer::outcome(Stream& s) const {
     float control[2] = {}, norm = 0;
     double sums[3] = {};
-    copy(s, {.x = control_, .y = Tensor{control, DType::f32, 2}});
-    copy(s, {.x = norm_, .y = Tensor{&norm, DType::f32, 1}});
-    const Tensor read{sums, DType::f64, 3};
-    s.engine().wait(copy(s, {.x = sums_, .y = read}));
-    s.engine().host_access({declare(In(read))}, "outcome");
+    read_back(s, {{control_, Tensor{control, DType::f32, 2}}, {norm_, Tensor{&norm, DType::f32, 1}}, {sums_, Tensor{sums, DType::f64, 3}}}, "outcome");
     return {norm, control[1] != 0.0f, sums[1], sums[2]};
 }
 
@@ -146,8 +142,7 @@ Optimizer::Evaluation Optimizer::evaluation(Stream& s, double tokens) const {
     const Tensor host{sums, DType::f64, 3};
     copy(s, {.x = host.slice(0, 1), .y = squared_norm_});
     groups_.sum_over_all(s, sums_);
-    s.engine().wait(copy(s, {.x = sums_, .y = host}));
-    s.engine().host_access({declare(In(host))}, "evaluation");
+    read_back(s, {{sums_, host}}, "evaluation");
     return {sums[1], sums[0]};
 }
 

@@ -28,12 +28,13 @@ struct CommandFlag {
     std::string name;   // "prompt", typed as --prompt
     std::string value;  // what --help calls its value ("TEXT"); empty for a switch; of a choice its names, "llmc|megatron"
     std::string help;
-    std::variant<bool*, int64_t*, double*, std::string*, uint8_t*> into;
+    std::variant<bool*, int64_t*, uint64_t*, double*, std::string*, uint8_t*> into;
     Range range = {};
 };
 // For a flag that chooses a value of an enumeration.
 template <class Choice>
 uint8_t* choice_of(Choice& choice) {
+    static_assert(sizeof(Choice) == 1);
     return reinterpret_cast<uint8_t*>(&choice);
 }
 

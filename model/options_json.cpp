@@ -147,10 +147,12 @@ struct Reader {
         const std::string text = value.is_string() ? value.get<std::string>() : "?";
         to = {};
         if (text.empty()) return;
-        size_t read = 0;
-        for (const char* form : {"kind=nan,step=%ld%zn", "step=%ld,kind=nan%zn"})
-            if (std::sscanf(text.c_str(), form, &to.step, &read) == 1 && read == text.size() && to.step >= 1) to.kind = InjectKind::nan;
-        if (to.kind == InjectKind::none) wrong("must be kind=nan,step=N, with a step from 1");
+        const std::string before = "kind=nan,step=", after = ",kind=nan";
+        std::string step = text.starts_with(before) ? text.substr(before.size()) : text;
+        if (text.starts_with("step=") && text.ends_with(after)) step = text.substr(5, text.size() - 5 - after.size());
+        const Json number = number_or_text(step);
+        if (!number.is_number_unsigned() || number < 1 || number > INT64_MAX) wrong("must be kind=nan,step=N, with a step from 1");
+        to = {.kind = InjectKind::nan, .step = number.get<int64_t>()};
     }
 
 private:
@@ -222,7 +224,7 @@ void assign(Config& config, const Assignment& a) {
 void assign(const CommandFlag& flag, const std::string& text) {
     const Details details{.range = flag.range, .choices = flag.value};
     const std::string subject = "--" + flag.name;
-    const bool number = std::holds_alternative<int64_t*>(flag.into) || std::holds_alternative<double*>(flag.into);
+    const bool number = std::holds_alternative<int64_t*>(flag.into) || std::holds_alternative<uint64_t*>(flag.into) || std::holds_alternative<double*>(flag.into);
     const Json value = number ? number_or_text(text) : Json(text);
     if (std::string* const* to = std::get_if<std::string*>(&flag.into)) return void(**to = text);  // any bytes: it may be a path
     std::visit([&](auto* to) { Reader{details, subject, value}.into(*to); }, flag.into);

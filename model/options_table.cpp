@@ -124,7 +124,7 @@ constexpr Option table[] = {
     {OPTION(resilience.on_nan), "when loss or gradients are not finite", {.choices = "skip|stop"}},
     {OPTION(resilience.max_skips), "the run gives up after more skipped steps in a row", {.range = between(0, 1e9), .unit = "steps"}},
 
-    {OPTION(resilience.stall_s), "a collective in which nothing moves for so long is a fault (a message between stages: ten times as long)", {.range = seconds, .unit = "s"}},
+    {OPTION(resilience.stall_s), "a collective in which nothing moves for so long is a fault (a message between stages, and the first 20 waits for a GPU: ten times as long)", {.range = seconds, .unit = "s"}},
     {OPTION(resilience.start_s), "all ranks must have come together by then", {.range = seconds, .unit = "s"}},
 
     {OPTION(run.dir), "folder of everything the run writes", {.derived = "runs/DATE-TIME"}},

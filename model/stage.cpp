@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <cstring>
 
 namespace trifold {
 
@@ -104,6 +105,11 @@ Stage::Slot Stage::make_slot(const Part& part, const BlockActivations*& shared, 
     return slot;
 }
 
+void Stage::reserve_uploads(int64_t micros, Arena& host) {
+    constexpr int64_t arrays = 4;  // of a TokenBatch
+    uploads_ = host.reserve(MemoryClass::workspace, DType::i32, arrays * micros * std::ssize(chunks_) * options_.B * options_.T);
+}
+
 void Stage::fill_constants(Stream& s) const {
     if (cos_TR_) fill_rotary_tables(s, model_, cos_TR_, sin_TR_);
 }
@@ -114,9 +120,17 @@ void Stage::begin_step(Stream& s) {
     if (sharding_) sharding_->begin_step();
 }
 
-void Stage::load(Stream& s, const Slot& slot, const Part& part, const TokenBatch& batch) const {
-    const auto upload = [&](const int32_t* from, const Tensor& to) {
-        if (to) copy(s, {.x = Tensor{const_cast<int32_t*>(from), DType::i32, slot.sequence.tokens()}, .y = to});
+void Stage::load(Stream& s, const Slot& slot, const Part& part, const TokenBatch& batch) {
+    const auto upload = [&](const int32_t* ids, const Tensor& to) {
+        if (!to) return;
+        Tensor from{const_cast<int32_t*>(ids), DType::i32, slot.sequence.tokens()};
+        if (uploads_) {
+            const Tensor place = uploads_.slice(uploaded_, from.elems);
+            std::memcpy(place.data, from.data, static_cast<size_t>(from.bytes()));
+            uploaded_ = (uploaded_ + from.elems) % uploads_.elems;
+            from = place;
+        }
+        copy(s, {.x = from, .y = to});
     };
     if (part.embedding) upload(batch.tokens, slot.token_N);
     upload(batch.targets, slot.target_N);
@@ -252,8 +266,7 @@ void Stage::recompute(Stream& s, const Chunk& c, const Slot& slot, size_t l) {
 
 double Stage::loss_sum(Stream& s) const {
     double sum = 0;
-    s.engine().wait(copy(s, {.x = loss_sum_, .y = Tensor{&sum, DType::f64, 1}}));
-    s.engine().host_access({declare(In(Tensor{&sum, DType::f64, 1}))}, "loss_sum");
+    read_back(s, {{loss_sum_, Tensor{&sum, DType::f64, 1}}}, "loss_sum");
     return sum;
 }
 

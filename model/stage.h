@@ -42,6 +42,9 @@ public:
     // `sharding` owns the weights' gathering and the gradients' reduction; null: all weights are here (no backward pass). Losses are added to
     // loss_sum (fp64 [1]) on the first tensor-parallel rank.
     Stage(const ModelConfig&, const ParameterTable&, const FlatBuffers&, const StageOptions&, TensorParallel, Sharding* sharding, const Tensor& loss_sum, Arena&);
+    // Page-locked memory for `micros` micro-batches on their way to a GPU: copies from other memory would hold the host until the GPU has come
+    // so far. To be used again when all of them are done.
+    void reserve_uploads(int64_t micros, Arena& host);
     // Once, when the memory is real: constant tables.
     void fill_constants(Stream&) const;
 
@@ -75,7 +78,7 @@ private:
     };
     const Slot& at(int chunk, int slot) const { return chunks_[static_cast<size_t>(chunk)].slots[static_cast<size_t>(slot)]; }
     Slot make_slot(const Part&, const BlockActivations*& shared, Arena&) const;
-    void load(Stream&, const Slot&, const Part&, const TokenBatch&) const;
+    void load(Stream&, const Slot&, const Part&, const TokenBatch&);
     void embed(Stream&, const Slot&);
     void embed_backward(Stream&, const Slot&, Accumulate);
     void recompute(Stream&, const Chunk&, const Slot&, size_t layer);
@@ -96,6 +99,8 @@ private:
     BlockWorkspace workspace_;
     std::unique_ptr<Head> head_;
     Tensor cos_TR_, sin_TR_, dresidual_nC_, embedding_workspace_, loss_sum_;
+    Tensor uploads_;         // in host memory; empty: none is needed
+    int64_t uploaded_ = 0;   // elements, from the beginning of uploads_
     std::pair<int, int> last_forward_ = {-1, -1};  // chunk and slot whose activations the shared parts hold
 };
 

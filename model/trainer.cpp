@@ -100,6 +100,7 @@ TrainerMemory::TrainerMemory(const Config& c, const ParameterTable& table, const
       stage(c.model, table, sharding.flat(), stage_options(c, program), tensor_parallel, &sharding, optimizer.loss_sum(), device),
       pipeline(c, table.placement().stage, program, stage, g.channels(), c.train.micro_batch * c.train.seq / g.tp.size() * c.model.hidden, device) {
     maxima = device.reserve(MemoryClass::workspace, DType::f64, 4);
+    if (c.run.device == Device::cuda) stage.reserve_uploads(std::max<int64_t>(micro_batches(c), c.mesh.pp), host);
     if (needs_snapshot(c)) snapshot = host.reserve(MemoryClass::workspace, DType::f32, 3 * sharding.compact_elems());
 }
 
@@ -250,11 +251,12 @@ std::vector<StateSlice> Trainer::owned_state(const std::vector<StateShard>& stat
 
 std::vector<float> Trainer::read_gradients() {
     std::vector<float> host(static_cast<size_t>(sharding().compact_elems()));
+    std::vector<Copy> copies;
     for (size_t b = 0; b < table_.buckets().size(); ++b) {
         const Sharding::Shard s = sharding().shard(b);
-        copy(compute(), {.x = sharding().shard_gradient(b), .y = Tensor{host.data() + s.compact, DType::f32, s.elems}});
+        copies.push_back({sharding().shard_gradient(b), Tensor{host.data() + s.compact, DType::f32, s.elems}});
     }
-    engine_.wait(compute().last());
+    read_back(compute(), copies, "read_gradients");
     return host;
 }
 
@@ -277,8 +279,7 @@ void Trainer::max_over_all(std::array<double, 4>& values) {
         g->follow(compute().last());
         compute().follow(g->all_reduce_max(all));
     }
-    engine_.wait(copy(compute(), {.x = all, .y = host}));
-    engine_.host_access({declare(In(host))}, "max_over_all");
+    read_back(compute(), {{all, host}}, "max_over_all");
 }
 
 void Trainer::initialize_weights() {

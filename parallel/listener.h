@@ -1,6 +1,6 @@
 // parallel/listener.h   Where a process of the job is reached, and the sockets that arrive there. Linux only.
 //
-// One per process, made before the rendezvous: its endpoint travels in everybody's PeerAddress (net.h). All Nets of the process share
+// One per process, made before the rendezvous: its endpoint travels in everybody's PeerAddress. All Nets of the process share
 // it: a connection begins with a hello (job key, group, generation, rank) and waits until the group that it names asks for it,
 // whichever thread happened to accept it. What does not begin like that is closed without a word.
 #pragma once

@@ -14,7 +14,7 @@ namespace trifold {
 enum class Verb : uint32_t {
     // From a rank. All but put and cancel are answered once.
     ping,     // job key -> time of the store's host, its host id
-    join,     // rank, size, build, place (board.h) -> everybody's place
+    join,     // rank, size, build, place (PeerAddress) -> everybody's place
     put,      // key, value
     take,     // key, readers -> value
     cancel,   // the id of a take that is no longer wanted

@@ -136,7 +136,7 @@ bool Net::pull(int p) {
 // False: nobody has asked for anything that p sends, so it stays in the kernel.
 bool Net::place(int p) {
     Peer& q = peer(p);
-    if (q.in.reason != Reason::message || q.in.magic_word != magic) told(p);
+    if (q.in.reason != Reason::message || q.in.magic_word != magic || q.in.bytes < 0) told(p);
     const auto same_tag = [&](const auto& r) { return r.tag == q.in.tag; };
     q.receive = std::find_if(q.receives.begin(), q.receives.end(), same_tag);
     q.is_early = q.receive == q.receives.end();

@@ -118,7 +118,7 @@ Telemetry::Telemetry(const std::string& run_dir, const TelemetryOptions& options
     const std::string outcome = error.empty() ? "moved to metrics.superseded.jsonl" : "not moved: " + error;
     event("metrics_superseded", {{"resumed_step", options.resumed_step}, {"lines", lines}, {"outcome", outcome}});
     if (!error.empty())
-        fmt::print(options.complaints, "{}/metrics.jsonl: {} lines after step {} {}\n", run_dir, lines, options.resumed_step, outcome);
+        std::fputs(fmt::format("{}/metrics.jsonl: {} lines after step {} {}\n", run_dir, lines, options.resumed_step, outcome).c_str(), options.complaints);
 }
 
 Telemetry::~Telemetry() = default;

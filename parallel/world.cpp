@@ -258,15 +258,13 @@ Group World::nccl_group(const std::string& name, const std::vector<int>& members
 void World::watch(double waited_s, bool over) {
     State& s = *state_;
     if (const auto failure = cause()) throw *failure;
-    {
-        const std::lock_guard lock(s.mutex);
-        for (const auto& group : s.gpu_groups) {
-            const auto alive = group.lock();
-            const std::string trouble = alive ? alive->trouble() : "";
-            if (!trouble.empty()) throw Problem(Exit::fault, trouble);
-        }
+    const std::lock_guard lock(s.mutex);
+    for (const auto& group : s.gpu_groups) {
+        const auto alive = group.lock();
+        const std::string trouble = alive ? alive->trouble() : "";
+        if (!trouble.empty()) throw Problem(Exit::fault, trouble);
     }
-    constexpr int64_t waits_of_the_start = 20;  // the first step and what comes before it
+    constexpr int64_t waits_of_the_start = 20;  // the first steps load kernels and make connections
     const double stall_s = s.options.stall_s, limit_s = s.waits < waits_of_the_start ? 10 * stall_s : std::max(stall_s, 4 * s.longest_wait_s);
     if (over) {
         ++s.waits;

@@ -104,8 +104,8 @@ public:
     Group nccl_group(const std::string& name, const std::vector<int>& members, Stream& stream, int generation = 0);
 
     // Looks after operations that are on a GPU's streams (StreamEngine::watch): throws Problem(Exit::fault) when one of their groups has failed
-    // or another rank has, and when the host has waited for longer than stall_s and four times its longest wait so far (in the first step
-    // ten times stall_s).
+    // or another rank has, and when the host has waited for longer than stall_s and four times its longest wait so far (the first 20
+    // times: ten times stall_s).
     void watch(double waited_s, bool over);
 
     // Messages that this rank has sent to the store, and the store has received (known to rank 0 only), since the start.

@@ -114,7 +114,7 @@ cpu_so_far() {
 cpu_of() {  # cpu_of WHO COMMAND...
     local who=$1 step=0 before=
     rm -rf "$work/run"
-    "${@:2}" >"$work/log" 2>&1 </dev/null &
+    timeout -k 10 600 "${@:2}" >"$work/log" 2>&1 </dev/null &
     pid=$!
     while [ $step -lt 3 ]; do
         kill -0 "$pid" 2>/dev/null || { tail -n 20 "$work/log" >&2; say "bench_folding: this ended early: ${*:2}"; exit 1; }
@@ -127,7 +127,7 @@ cpu_of() {  # cpu_of WHO COMMAND...
         fi
         sleep 0.02
     done
-    wait "$pid"
+    wait "$pid" || { tail -n 20 "$work/log" >&2; die "this failed: ${*:2}"; }
     pid=
     say "cpu, $who: $(tail -n 1 "$results" | cut -f3) s, $(tail -n 1 "$results" | cut -f4) s of them in the system"
 }

@@ -30,7 +30,7 @@ done
 say() { echo "== $*"; }
 
 build() {  # build FOLDER FLAGS...
-    cmake -S . -B "$1" -DCMAKE_BUILD_TYPE=Release -DTRIFOLD_CUDA=on "${@:2}" >"$1.log" 2>&1 && cmake --build "$1" -j "$(nproc)" --target trifold gpu_tests bench_gpu >>"$1.log" 2>&1 ||
+    cmake -S . -B "$1" -DCMAKE_BUILD_TYPE=Release -DTRIFOLD_CUDA=on ${ARCHS:+"-DTRIFOLD_ARCHS=${ARCHS// /;}"} "${@:2}" >"$1.log" 2>&1 && cmake --build "$1" -j "$(nproc)" --target trifold gpu_tests bench_gpu >>"$1.log" 2>&1 ||
         { tail -n 20 "$1.log" >&2; echo "gpu_check: the build failed, see $1.log" >&2; exit 1; }
 }
 if [ -n "$pack" ]; then
@@ -134,6 +134,8 @@ verdict "the same seed gives the same bits" 200 bash "$work/repeat.sh" "${small[
 # No launcher is needed: Hydra's variables say who is who. NCCL refuses ranks that share a GPU, so they send through the host.
 cat >"$work/ranks.sh" <<'END'
 model=(--model.vocab=257 "$@")
+visible=${CUDA_VISIBLE_DEVICES:-0}
+export CUDA_VISIBLE_DEVICES=${visible%%,*}  # all of them on one
 "$trifold" data tokenize README.md --out "$work/bytes" --format llmc >"$work/log" 2>&1 || { tail -n 1 "$work/log"; exit 1; }
 run_ranks() {  # run_ranks RUN RANKS OPTIONS...
     local r pids=() port=$((20000 + RANDOM % 10000))

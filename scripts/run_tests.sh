@@ -27,7 +27,7 @@ for tests in "$build"/test_*; do
     [ -x "$tests" ] && run "unit: $(basename "$tests" | sed 's/^test_//')" "$tests"
 done
 if [ -x "$build/emulated_clang" ] || [ -x "$build/emulated_asan" ]; then
-    run "GPU half: device code"     scripts/check_device_code.sh "$build"
+    for arch in 80 89 90a; do run "GPU half: device code, sm_$arch" scripts/check_device_code.sh "$build" $arch; done
     run "GPU half: on the emulator" scripts/run_emulated.sh "$build"
 fi
 run "golden: Hugging Face parity"   test/golden/run_golden.sh "$build/trifold"

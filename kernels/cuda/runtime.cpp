@@ -111,8 +111,8 @@ int64_t available_memory() {
 
 void prefer(int index) {
     int count = 0;
-    if (cudaGetDeviceCount(&count) == cudaSuccess && index < count) cudaSetDevice(index);
-    cudaGetLastError();  // probe() says what is wrong
+    if (cudaGetDeviceCount(&count) == cudaSuccess && count > 0) cudaSetDevice(index % count);
+    cudaGetLastError();  // probe() and select() say what is wrong
 }
 
 bool pin(void* memory, int64_t bytes) {
@@ -123,12 +123,10 @@ bool pin(void* memory, int64_t bytes) {
 void unpin(void* memory) { cudaHostUnregister(memory); }
 
 Copier::Copier() {
-    CUDA_CHECK(cudaGetDevice(&device_));
     CUDA_CHECK(cudaStreamCreateWithPriority(&stream_, cudaStreamNonBlocking, 0));
 }
 Copier::~Copier() { cudaStreamDestroy(stream_); }
 void Copier::copy(void* to, const void* from, int64_t bytes) const {
-    CUDA_CHECK(cudaSetDevice(device_));  // each thread has its own
     CUDA_CHECK(cudaMemcpyAsync(to, from, static_cast<size_t>(bytes), cudaMemcpyDefault, stream_));
     CUDA_CHECK(cudaStreamSynchronize(stream_));
 }
@@ -171,6 +169,7 @@ struct CudaStream {
 
 struct Streams::State {
     std::map<int, CudaStream> streams;
+    int device = 0;
     StreamObserver observer;
     StreamEngine::Watch watch;
     cudaEvent_t origin = nullptr;  // and what the host's clock said then
@@ -190,7 +189,7 @@ struct Streams::State {
     }
     void mark(CudaStream& s);
     cudaEvent_t event_of(Ticket ticket);
-    void wait_watched(cudaEvent_t event) const;
+    void wait(cudaEvent_t event) const;
     void report_times();
 };
 
@@ -233,7 +232,9 @@ void Streams::State::report_times() {
     }
 }
 
-Streams::Streams() : state_(std::make_unique<State>()) {}
+Streams::Streams() : state_(std::make_unique<State>()) { CUDA_CHECK(cudaGetDevice(&state_->device)); }
+
+void Streams::enter_thread() const { cudaSetDevice(state_->device); }  // an error comes again at the first call that can throw
 
 // Errors are left alone here: the process is on its way out, or the device is broken and said so before.
 Streams::~Streams() {
@@ -303,14 +304,15 @@ double Streams::waited_s(int index) {
 }
 
 // Asks without a pause at first, since most waits are short.
-void Streams::State::wait_watched(cudaEvent_t event) const {
+void Streams::State::wait(cudaEvent_t event) const {
+    if (!watch) return CUDA_CHECK(cudaEventSynchronize(event));
     constexpr std::chrono::microseconds patience{200}, pause{50};
     constexpr double between_looks_s = 0.02;
     const StreamTime begin = std::chrono::steady_clock::now();
     const auto waited_s = [&] { return std::chrono::duration<double>(std::chrono::steady_clock::now() - begin).count(); };
     double looked_s = 0;
     for (cudaError_t state; (state = cudaEventQuery(event)) != cudaSuccess;) {
-        if (state != cudaErrorNotReady) CUDA_CHECK(state);
+        if (state != cudaErrorNotReady) check(state, "what was waited for", __FILE__, __LINE__);
         const double now_s = waited_s();
         if (now_s - looked_s > between_looks_s) watch(looked_s = now_s, false);
         if (std::chrono::duration<double>(now_s) > patience) std::this_thread::sleep_for(pause);
@@ -319,12 +321,7 @@ void Streams::State::wait_watched(cudaEvent_t event) const {
 }
 
 void Streams::wait(Ticket ticket) {
-    const cudaEvent_t event = state_->event_of(ticket);
-    if (state_->watch) {
-        state_->wait_watched(event);
-    } else {
-        CUDA_CHECK(cudaEventSynchronize(event));
-    }
+    state_->wait(state_->event_of(ticket));
     if (state_->observer) state_->report_times();
 }
 
@@ -334,7 +331,20 @@ std::function<void()> Streams::waiting_for(Ticket ticket) {
     CUDA_CHECK(cudaEventCreateWithFlags(&event, cudaEventDisableTiming | cudaEventBlockingSync));
     const std::shared_ptr<CUevent_st> owner(event, [](cudaEvent_t e) { cudaEventDestroy(e); });
     CUDA_CHECK(cudaEventRecord(event, state_->streams.at(ticket.stream).handle));
-    return [owner] { CUDA_CHECK(cudaEventSynchronize(owner.get())); };
+    return [this, owner] { state_->wait(owner.get()); };
+}
+
+bool Streams::done_within(double limit_s) noexcept {
+    const StreamTime end = std::chrono::steady_clock::now() + std::chrono::duration_cast<StreamTime::duration>(std::chrono::duration<double>(limit_s));
+    try {
+        for (auto& [index, s] : state_->streams)
+            for (const cudaEvent_t last = state_->event_of({index, s.submitted}); cudaEventQuery(last) == cudaErrorNotReady;) {
+                if (std::chrono::steady_clock::now() > end) return false;
+                std::this_thread::sleep_for(std::chrono::milliseconds(1));
+            }
+    } catch (const Problem&) {  // not even an event can be had: the GPU has failed
+    }
+    return true;
 }
 
 void Streams::watch(StreamEngine::Watch watch) { state_->watch = std::move(watch); }

@@ -29,7 +29,7 @@ enum class Sharing : uint8_t { refused, allowed };
 // This process computes on GPU `index` of its node from now on, where they are shared modulo their number. Throws Problem(Exit::usage)
 // when it cannot.
 void select(int index, Sharing sharing = Sharing::refused);
-// The same where there is one, and nothing otherwise: to be called before probe() by one of several ranks, so that it leaves no context on
+// The same, but nothing is refused: to be called before probe() by one of several ranks, so that it leaves no context on
 // the first GPU.
 void prefer(int index);
 
@@ -42,17 +42,16 @@ int64_t available_memory();
 bool pin(void* memory, int64_t bytes);
 void unpin(void* memory);
 
-// Copies between host and device memory that are done when copy() returns, from any thread, on a stream of its own.
+// Copies between host and device memory that are done when copy() returns, on a stream of its own.
 class Copier {
 public:
-    Copier();  // on the thread that selected the GPU
+    Copier();
     ~Copier();
     Copier(const Copier&) = delete;
     Copier& operator=(const Copier&) = delete;
     void copy(void* to, const void* from, int64_t bytes) const;
 
 private:
-    int device_ = 0;
     CUstream_st* stream_ = nullptr;
 };
 
@@ -77,10 +76,15 @@ public:
     void end(Ticket ticket);
     void follow(int index, Ticket ticket);
     void wait(Ticket ticket);
-    // The same for any thread: the function returns when the GPU has come so far.
+    // The same for another thread: the function returns when the GPU has come so far.
     std::function<void()> waiting_for(Ticket ticket);
+    // To be called first by each thread that uses this GPU: a new thread's is the first of the node.
+    void enter_thread() const;
+    // Whether the GPU ends what is on these streams in time; also when it has failed.
+    bool done_within(double limit_s) noexcept;
     // Seconds for which compute streams were held up by operations of this stream so far, as far as the GPU has come.
     double waited_s(int index);
+    // Called by all threads that wait; to be set before they do.
     void watch(StreamEngine::Watch watch);
     // From now on operations are timed by the GPU; the observer hears of them when the host waits for something.
     void observe(const StreamObserver& observer);

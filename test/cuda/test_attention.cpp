@@ -22,11 +22,17 @@ namespace {
 // fp32 sums of up to a few hundred terms and one exponential: 0.4e-6 in the emulator; the GPU's ex2 may add 2^-22.
 constexpr double fp32_sums = 2e-6;
 
+#if defined(TRIFOLD_EMULATION)
+constexpr bool emulated = true;
+#else
+constexpr bool emulated = false;
+#endif
+
 // The rooms that this GPU has: the tiles of each are tested. What takes the emulator long is left to the largest of them.
 std::vector<int> rooms(const AttentionShape& s, int64_t longest) {
     std::vector<int> all;
     for (const int room : {cuda::large_room, cuda::medium_room, cuda::small_room})
-        if (room <= cuda::room_of_gpu() && (all.empty() || s.Tk() <= longest)) all.push_back(room);
+        if (room <= cuda::room_of_gpu() && (!emulated || all.empty() || s.Tk() <= longest)) all.push_back(room);
     return all;
 }
 

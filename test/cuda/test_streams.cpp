@@ -2,6 +2,9 @@
 //
 // In the emulator every wait that is missing must show: the tests plant such faults and look for the report.
 #include "test/catch.h"
+
+#include <atomic>
+
 #include "kernels/arena.h"
 #include "kernels/cuda/runtime.h"
 #include "kernels/ops.h"
@@ -111,6 +114,22 @@ TEST_CASE("a wait for the GPU is watched", "[streams]") {
     CHECK(waits == 1);
     broken = true;
     CHECK_THROWS_AS(s.engine.wait(zero(s.compute, {.y = buffers.b})), Problem);  // a failed collective looks finished
+    s.engine.abandon();
+}
+
+TEST_CASE("threads that communicate watch their waits for the GPU", "[streams]") {
+    Arena plan(Device::cuda);
+    Buffers count(plan);
+    Arena arena(plan, "test");
+    const Buffers buffers(arena);
+    TwoStreams s;
+    Stream& by_host = s.engine.add("by the host", StreamKind::host_communication);
+    std::atomic<bool> ran = false;
+    s.engine.watch([](double, bool) { throw Problem(Exit::fault, "a rank has failed"); });
+    by_host.follow(zero(s.compute, {.y = buffers.a}));
+    const Ticket after = by_host.submit("sends", {}, [&] { ran = true; });
+    CHECK_THROWS_AS(s.engine.wait(after), Problem);
+    CHECK(!ran);
     s.engine.abandon();
 }
 

@@ -7,6 +7,7 @@
 #include <cstring>
 #include <map>
 #include <mutex>
+#include <thread>
 #include <utility>
 
 #include "test/emulation/emulator.h"
@@ -64,6 +65,10 @@ private:
     std::multimap<size_t, std::byte*> free_;
 };
 
+thread_local const CUevent_st* asked = nullptr;  // by this thread's last call, which was a query
+const std::thread::id first_thread = std::this_thread::get_id();
+thread_local bool has_device = std::this_thread::get_id() == first_thread;
+
 struct Runtime {
     DeviceHeap heap;
     StreamEngine engine{StreamMode::adversarial};
@@ -73,7 +78,6 @@ struct Runtime {
     const char* operation = nullptr;
     std::vector<BufferAccess> accesses;
     Ranges ranges;
-    const CUevent_st* asked = nullptr;  // by the last call, which was a query
 
     Stream& of(CUstream_st* s) { return s ? *s->stream : *default_stream.stream; }
     Ticket put(CUstream_st* stream, const char* name, std::vector<BufferAccess> what, std::function<void()> work) {
@@ -110,7 +114,11 @@ private:
     std::lock_guard<std::recursive_mutex> lock_{mutex()};
     Runtime& instance_ = instance();
 };
-Entered runtime() { return Entered(); }
+// On a real machine a thread that never selected a GPU uses the first one, whichever its process computes on.
+Entered runtime() {
+    if (!has_device) die("a thread uses the GPU without having selected it");
+    return Entered();
+}
 
 // The stream that a ticket is of, through the streams that exist.
 std::vector<CUstream_st*>& streams() {
@@ -156,7 +164,8 @@ std::vector<std::string> unordered_accesses() { return runtime()->engine.finding
 
 int64_t device_bytes() {
     int64_t sum = 0;
-    for (const auto& [begin, bytes] : runtime()->allocations) sum += static_cast<int64_t>(bytes);
+    const Entered r = runtime();
+    for (const auto& [begin, bytes] : r->allocations) sum += static_cast<int64_t>(bytes);
     return sum;
 }
 
@@ -172,7 +181,7 @@ extern "C" {
 cudaError_t cudaGetDeviceCount(int* count) { return *count = 1, cudaSuccess; }
 cudaError_t cudaDriverGetVersion(int* version) { return *version = CUDART_VERSION, cudaSuccess; }
 cudaError_t cudaGetDevice(int* device) { return *device = 0, cudaSuccess; }
-cudaError_t cudaSetDevice(int device) { return device == 0 ? cudaSuccess : cudaErrorInvalidDevice; }
+cudaError_t cudaSetDevice(int device) { return emulation::has_device = device == 0, device == 0 ? cudaSuccess : cudaErrorInvalidDevice; }
 cudaError_t cudaGetDeviceProperties(cudaDeviceProp* p, int) {
     *p = {};
     std::strcpy(p->name, "emulated H200");
@@ -219,7 +228,7 @@ cudaError_t cudaFree(void* p) {
     runtime()->heap.release(p);
     return cudaSuccess;
 }
-cudaError_t cudaHostRegister(void*, size_t, unsigned) { return cudaSuccess; }
+cudaError_t cudaHostRegister(void*, size_t, unsigned) { return runtime(), cudaSuccess; }
 cudaError_t cudaHostUnregister(void*) { return cudaSuccess; }
 
 cudaError_t cudaMemcpyAsync(void* to, const void* from, size_t bytes, cudaMemcpyKind, cudaStream_t stream) {
@@ -278,7 +287,7 @@ cudaError_t cudaEventSynchronize(cudaEvent_t event) {
 // A host that does nothing but ask is waiting.
 cudaError_t cudaEventQuery(cudaEvent_t event) {
     if (event->ticket.number == 0) return cudaSuccess;
-    if (std::exchange(runtime()->asked, event) == event) return cudaEventSynchronize(event);
+    if (std::exchange(emulation::asked, event) == event) return cudaEventSynchronize(event);
     return runtime()->reached[&emulation::stream_of(event->ticket)] >= event->ticket.number ? cudaSuccess : cudaErrorNotReady;
 }
 cudaError_t cudaEventElapsedTime(float* ms, cudaEvent_t from, cudaEvent_t to) {

@@ -127,8 +127,8 @@ TEST_CASE("safetensors files that are not right are refused with the byte") {
     CHECK(has(refusal(folder, std::string("\x00\xe1\xf5\x05\0\0\0\0", 8)), "but the file at byte 8"));  // 100,000,000
     CHECK(has(refusal(folder, with_length("")), "not a safetensors file"));
     CHECK(has(refusal(folder, with_length("[1]")), "not a safetensors file"));
-    CHECK(has(refusal(folder, with_length(R"({"a":})")), "byte 14: syntax error"));
-    CHECK(has(refusal(folder, with_length(std::string(1000, '{'))), "byte 10: syntax error"));
+    CHECK(has(refusal(folder, with_length(R"({"a":})")), "byte 13: syntax error"));
+    CHECK(has(refusal(folder, with_length(std::string(1000, '{'))), "byte 9: syntax error"));
     CHECK(has(refusal(folder, with_length(R"({"a":)" + std::string(100, '[') + std::string(100, ']') + "}")),
               "nested deeper"));
 

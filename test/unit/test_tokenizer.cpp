@@ -304,7 +304,7 @@ TEST_CASE("unknown kinds of tokenizer.json are refused by name") {
     says(refusal("gpt2", [](json& f) { f["added_tokens"][0]["id"] = 3; }), "the id 3");
     says(refusal("gpt2", [](json& f) { f = json::object(); }), "not a tokenizer.json");
     says(problem_of([] { Tokenizer::load("/nonexistent/tokenizer.json"); }),
-         "cannot open the tokenizer /nonexistent/tokenizer.json");
+         "there is no tokenizer /nonexistent/tokenizer.json");
     says(problem_of([] { Tokenizer::load("/"); }), "is a folder");
     says(problem_of([] { Tokenizer::load(TRIFOLD_TEST_FOLDER "/unit/main.cpp"); }), "is not JSON");
 }
