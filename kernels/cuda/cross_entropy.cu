@@ -22,9 +22,9 @@ namespace {
 
 constexpr int most_threads = 1024, reads_ahead = 2;
 #if defined(__CUDA_ARCH__) && (__CUDA_ARCH__ >= 1200 || (__CUDA_ARCH__ > 800 && __CUDA_ARCH__ < 900))
-constexpr int blocks_at_once = 1;  // a multiprocessor of these has 1536 threads
+[[maybe_unused]] constexpr int blocks_at_once = 1;  // a multiprocessor of these has 1536 threads
 #else
-constexpr int blocks_at_once = 2;
+[[maybe_unused]] constexpr int blocks_at_once = 2;
 #endif
 
 // e^x for the type G of the gradient (of the logits in statistics).
