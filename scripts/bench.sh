@@ -74,14 +74,14 @@ measure_trifold() {  # measure_trifold DTYPE SEQ: one line of results, without `
         "$(echo "$cpu_begin $cpu_end $steps" | awk '{ print ($2 - $1) / $3 }')" "$(field mfu "$work/steps" | median)" "$started" >>"$results"
 }
 
-# Shares of the operations between the end of the first optimizer update in the timeline and the end of the last one.
+# Shares of the operations between the first optimizer step's clipping in the timeline and the last one's.
 # Prints: seconds_per_step, then "name share" lines; time in which no operation ran is called "between".
 shares() {
     awk '/"ph":"X"/ {
         name = $0; sub(/.*"name":"/, "", name); sub(/".*/, "", name)
         ts = $0; sub(/.*"ts":/, "", ts); dur = $0; sub(/.*"dur":/, "", dur)
         if (first) { pending[name] += dur }
-        if (name != "adamw") next
+        if (name != "clip_control") next  # once in a step
         end = ts + dur
         if (!first) { first = end; next }
         for (n in pending) { sum[n] += pending[n]; delete pending[n] }
