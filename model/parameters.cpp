@@ -276,9 +276,12 @@ void initialize(const std::vector<StateSlice>& slices, uint64_t seed) {
         const int64_t width = box.size() > 1 ? box[1] : 1, columns = p.shape.size() > 1 ? p.shape[1] : 1;
         const int64_t row_offset = begin[0], column_offset = begin.size() > 1 ? begin[1] : 0;
 #pragma omp parallel for schedule(static)
-        for (int64_t i = s.first; i < s.last; ++i) {
-            const int64_t global = (i / width + row_offset) * columns + i % width + column_offset;
-            s.master[i - s.first] = normal(key, static_cast<uint64_t>(global), scale);
+        for (int64_t row = s.first / width; row <= (s.last - 1) / width; ++row) {
+            const int64_t first = std::max(s.first, row * width), last = std::min(s.last, (row + 1) * width);
+            const auto global = static_cast<uint64_t>((row + row_offset) * columns + column_offset + first - row * width);
+            float* const values = s.master + (first - s.first);
+#pragma omp simd
+            for (int64_t i = 0; i < last - first; ++i) values[i] = normal(key, global + static_cast<uint64_t>(i), scale);
         }
     }
 }

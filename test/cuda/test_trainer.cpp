@@ -42,6 +42,9 @@ Curve train(Device device, const std::vector<std::string>& more, int steps) {
     std::vector<Batch> batches;
     for (unsigned seed = 1; seed <= 3; ++seed) batches.push_back(make_batch(2, 61, isolated, true, seed));
     Curve curve;
+#if defined(TRIFOLD_EMULATION)
+    const size_t held = emulation::holding_copies().size();
+#endif
     for (int step = 1; step <= steps; ++step) {
         const Batch& b = batches[static_cast<size_t>(step) % batches.size()];
         const float nominal = static_cast<float>(b.tokens.size());
@@ -53,6 +56,9 @@ Curve train(Device device, const std::vector<std::string>& more, int steps) {
         curve.grad_norm.push_back(outcome.grad_norm);
         curve.loss.push_back(outcome.loss_sum / static_cast<double>(b.valid));
     }
+#if defined(TRIFOLD_EMULATION)
+    CHECK(emulation::holding_copies().size() == held);  // every wait for the GPU is one that is watched
+#endif
     const float* w = t.read_state()[0].master;
     curve.weights.assign(w, w + t.table().flat_elems());
     return curve;

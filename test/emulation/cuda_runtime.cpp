@@ -4,7 +4,9 @@
 #include <sanitizer/asan_interface.h>
 #include <sys/mman.h>
 
+#include <algorithm>
 #include <cstring>
+#include <iterator>
 #include <map>
 #include <mutex>
 #include <thread>
@@ -33,7 +35,7 @@ public:
     DeviceHeap() {
         void* p = mmap(nullptr, 16 * device_memory, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
         if (p == MAP_FAILED) die("no address space for the device's memory");
-        next_ = static_cast<std::byte*>(p);
+        next_ = begin_ = static_cast<std::byte*>(p);
     }
     // 256-byte aligned; AddressSanitizer sees its end, and at least 256 bytes behind it.
     void* allocate(size_t bytes) {
@@ -58,9 +60,10 @@ public:
         free_.emplace(room->second, room->first);
         rooms_.erase(room);
     }
+    bool holds(const void* p) const { return p >= begin_ && p < begin_ + 16 * device_memory; }
 
 private:
-    std::byte* next_;
+    std::byte *begin_, *next_;
     std::map<std::byte*, size_t> rooms_;
     std::multimap<size_t, std::byte*> free_;
 };
@@ -75,6 +78,9 @@ struct Runtime {
     CUstream_st default_stream{&engine.add("default stream", StreamKind::compute)};
     std::map<Stream*, uint64_t> reached;  // by the host's waits
     std::map<std::byte*, size_t> allocations;
+    std::map<const std::byte*, size_t> page_locked;
+    std::map<Stream*, uint64_t> submitted, copied;  // copied: the last copy that a real machine ends before it returns
+    std::vector<std::string> holding_copies;
     const char* operation = nullptr;
     std::vector<BufferAccess> accesses;
     Ranges ranges;
@@ -82,13 +88,20 @@ struct Runtime {
     Stream& of(CUstream_st* s) { return s ? *s->stream : *default_stream.stream; }
     Ticket put(CUstream_st* stream, const char* name, std::vector<BufferAccess> what, std::function<void()> work) {
         asked = nullptr;
-        return of(stream).submit(name, std::span<const BufferAccess>(what), std::move(work));
+        const Ticket ticket = of(stream).submit(name, std::span<const BufferAccess>(what), std::move(work));
+        submitted[&of(stream)] = ticket.number;
+        return ticket;
     }
     void wait(Stream& s, Ticket ticket) {
         asked = nullptr;
         engine.wait(ticket);
         uint64_t& number = reached[&s];
         number = std::max(number, ticket.number);
+    }
+    bool is_page_locked(const void* memory) const {
+        const auto* p = static_cast<const std::byte*>(memory);
+        const auto after = page_locked.upper_bound(p);
+        return after != page_locked.begin() && p < std::prev(after)->first + std::prev(after)->second;
     }
     void wait_all() {
         engine.wait_all();
@@ -162,6 +175,8 @@ void submit(CUstream_st* stream, const char* kernel, std::function<void()> run) 
 
 std::vector<std::string> unordered_accesses() { return runtime()->engine.findings(); }
 
+const std::vector<std::string>& holding_copies() { return runtime()->holding_copies; }
+
 int64_t device_bytes() {
     int64_t sum = 0;
     const Entered r = runtime();
@@ -228,12 +243,20 @@ cudaError_t cudaFree(void* p) {
     runtime()->heap.release(p);
     return cudaSuccess;
 }
-cudaError_t cudaHostRegister(void*, size_t, unsigned) { return runtime(), cudaSuccess; }
-cudaError_t cudaHostUnregister(void*) { return cudaSuccess; }
+cudaError_t cudaHostRegister(void* p, size_t bytes, unsigned) { return runtime()->page_locked[static_cast<std::byte*>(p)] = bytes, cudaSuccess; }
+cudaError_t cudaHostUnregister(void* p) { return runtime()->page_locked.erase(static_cast<std::byte*>(p)), cudaSuccess; }
 
 cudaError_t cudaMemcpyAsync(void* to, const void* from, size_t bytes, cudaMemcpyKind, cudaStream_t stream) {
-    runtime()->put(stream, "cudaMemcpyAsync", {emulation::access(from, bytes, Access::read), emulation::access(to, bytes, Access::write)},
-                  [=] { std::memcpy(to, from, bytes); });
+    constexpr size_t with_the_call = 64;
+    const auto r = runtime();
+    const bool up = !r->heap.holds(from), down = !r->heap.holds(to);
+    const bool may_hold = (up && bytes > with_the_call && !r->is_page_locked(from)) || (down && !r->is_page_locked(to));
+    Stream* const s = &r->of(stream);
+    const bool idle = std::max(r->reached[s], r->copied[s]) >= r->submitted[s];
+    if (may_hold && !idle) r->holding_copies.push_back(r->operation ? r->operation : "cudaMemcpyAsync");
+    const Ticket copied = r->put(stream, "cudaMemcpyAsync", {emulation::access(from, bytes, Access::read), emulation::access(to, bytes, Access::write)},
+                                 [=] { std::memcpy(to, from, bytes); });
+    if (may_hold && idle) r->copied[s] = copied.number;
     return cudaSuccess;
 }
 cudaError_t cudaMemsetAsync(void* p, int value, size_t bytes, cudaStream_t stream) {

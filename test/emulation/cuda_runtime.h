@@ -28,6 +28,9 @@ const Ranges& ranges();
 
 // One sentence for each pair of accesses that nothing orders, uses after free included.
 std::vector<std::string> unordered_accesses();
+// Copies that may have held the host on a real machine, by the name of their operation: from and to host memory that is not page-locked, while
+// the stream had work left. A few bytes to the device travel with the call.
+const std::vector<std::string>& holding_copies();
 // Bytes of device memory that were allocated and not freed.
 int64_t device_bytes();
 
