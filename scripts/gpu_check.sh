@@ -136,7 +136,7 @@ cat >"$work/ranks.sh" <<'END'
 model=(--model.vocab=257 "$@")
 visible=${CUDA_VISIBLE_DEVICES:-0}
 export CUDA_VISIBLE_DEVICES=${visible%%,*}  # all of them on one
-"$trifold" data tokenize README.md --out "$work/bytes" --format llmc >"$work/log" 2>&1 || { tail -n 1 "$work/log"; exit 1; }
+"$trifold" data tokenize README.md --out "$work/bytes" --format llmc >"$work/tokenize.log" 2>&1 || { tail -n 1 "$work/tokenize.log"; exit 1; }
 run_ranks() {  # run_ranks RUN RANKS OPTIONS...
     local r pids=() port=$((20000 + RANDOM % 10000))
     rm -rf "${work:?}/$1"
