@@ -87,7 +87,7 @@ measure_case() {  # measure_case AXIS: lines of folding.tsv
     [ -n "$bytes" ] || { cat "$work/log" >&2; die "trifold plan does not say what $axis sends"; }
     train_on_hosts none $((warmup + 3)) "${flags[@]}"
     free_s=$(field step_s "$work/steps" | median)
-    rate=$(calc "sprintf(\"%.3g\", $bytes * 8e-6 / $free_s / $load)")
+    rate=$(calc "sprintf(\"%.0f\", $bytes * 8e-6 / $free_s / $load)")
     printf 'free\t%s\t%s\t%s\t%s\n' "$axis" "$free_s" "$bytes" "$rate" >>"$results"
     say "$axis: a step takes $free_s s without a limit and sends $bytes bytes: $rate mbit"
     for round in $(seq "$rounds"); do
