@@ -47,16 +47,17 @@ common=(--run.device=cpu --run.threads=1 --run.tensorboard=off --checkpoint.resu
 seconds() { date +%s.%N; }
 calc() { awk "BEGIN { print $1 }"; }
 
+# In fp32 where every product waits for bytes: CPUs with AMX compute in bf16 about as fast as they move messages, and then have nothing to fold.
 # Steps of one to three seconds on two cores, in which each rank computes in one thread. Messages are long beside the 128 KiB or 10 ms that
 # netns_cluster lets pass at once.
-small="--model.vocab=260 --model.max_seq=512 --train.dtype=bf16 --data.train=$work/text.bin"
-flags_of[dp]="--mesh.dp=4 --optim.zero=1 --model.layers=8 --model.hidden=512 --model.heads=8 --train.global_batch=4 --overlap.dp_bucket=3000000 $small"
+small="--model.vocab=260 --model.max_seq=512 --data.train=$work/text.bin"
+flags_of[dp]="--mesh.dp=4 --optim.zero=1 --model.layers=8 --model.hidden=512 --model.heads=8 --train.global_batch=4 --overlap.dp_bucket=3000000 --train.dtype=bf16 $small"
 flags_of[pp]="--mesh.pp=4 --mesh.schedule=zero_bubble --overlap.pp_ahead=1 --model.layers=4 --model.hidden=256 --model.heads=4 --model.tied=off --train.micro_batch=2
-    --train.global_batch=48 $small"
-flags_of[tp]="--mesh.tp=4 --overlap.tp_chunks=2 --model.layers=4 --model.hidden=1024 --model.heads=16 --train.micro_batch=4 --train.global_batch=4 $small"
+    --train.global_batch=48 --train.dtype=bf16 $small"
+flags_of[tp]="--mesh.tp=4 --overlap.tp_chunks=2 --model.layers=4 --model.hidden=1024 --model.heads=16 --train.micro_batch=4 --train.global_batch=4 --train.dtype=fp32 $small"
 what_of[dp]="8 layers, hidden 512, one sequence of 512 per rank, zero 1"
 what_of[pp]="4 layers, hidden 256, zero_bubble, pp_ahead 1, 24 micro-batches of two sequences of 512"
-what_of[tp]="4 layers, hidden 1024, tp_chunks 2, one micro-batch of 4 sequences of 512"
+what_of[tp]="4 layers, hidden 1024, fp32, tp_chunks 2, one micro-batch of 4 sequences of 512"
 
 # Runs a command that must succeed, in the background so that signals reach it.
 run() {  # run LOG COMMAND...
