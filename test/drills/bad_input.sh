@@ -104,6 +104,7 @@ goes_on "a good run" 0 "" "${words[@]}"
 refused       "no such command"           2 'trian;--help'                trian
 refused_train "misspelt option"           2 '--optim.weigth_decay;did you mean;--optim.weight_decay' "${good[@]}" --optim.weigth_decay=0
 refused_train "unknown option"            2 'unknown option;--zzz'        "${good[@]}" --zzz=1
+refused       "mesh beyond any plan"      2 '33554432 ranks;at most'     plan --model.preset=megascale-175b --mesh.tp=128 --mesh.pp=8 --mesh.dp=32768
 refused_train "stray argument"            2 'unexpected;stray'            "${good[@]}" stray
 refused_train "wrong type"                2 'train.steps;integer;many'    "${good[@]}" --train.steps=many
 refused_train "not a choice"              2 'train.dtype;fp32;bf16;fp8'   "${good[@]}" --train.dtype=fp8
@@ -185,6 +186,10 @@ tokenize "missing text"                    3 'absent.txt;no file|no such file' "
 tokenize "text that is not UTF-8, BPE"     3 'latin.txt;UTF-8;15'            "$work/latin.txt" "${bpe[@]}"
 tokenize "JSONL that is not UTF-8"         3 'latin.jsonl;UTF-8;31'          "$work/latin.jsonl" "${bpe[@]}"
 tokenize "JSONL that is no JSON"           3 'broken.jsonl;line 2|:2'        "$work/broken.jsonl"
+mkdir "$work/tokens-out.bin.tmp" && touch "$work/tokens-out.bin.tmp/somebody's"
+tokenize "folder in the way of a new file" 3 'create;tokens-out.bin.tmp'     "$work/key.json"
+expect   "that folder is still there"      test -f "$work/tokens-out.bin.tmp/somebody's"
+rm -r "$work/tokens-out.bin.tmp"
 tokenize "JSONL without text"              3 'keys.jsonl;line 2|:2;text'     "$work/keys.jsonl"
 expect   "a refused text leaves no token file" test -z "$(ls "$work" | grep tokens-out)"
 goes_on  "bytes take any text" 0 "" data tokenize "$work/latin.txt" --out "$work/latin" --format llmc
