@@ -2,7 +2,8 @@
 # scripts/bench_folding.sh [BUILD] [options]   How much of the communication is hidden behind computation, and what many ranks cost.
 #
 #   folding    four hosts made by netns_cluster.sh, one rank each, one case per axis. The step is timed without a limit first; the links then
-#              get the rate at which the messages of a step, waited for, take as long as that: first by its bytes (trifold plan), then by a trial. overlap.AXIS=on and off in turn, A B A B.
+#              get the rate at which the messages of a step, waited for, take as long as that: first by its bytes (trifold plan), then by a
+#              trial. overlap.AXIS=on and off in turn, A B A B.
 #   cpu        CPU seconds of a step of 8 ranks (tp 2, pp 2, dp 2) against one rank with a thread on each core, same global batch: 12 layers,
 #              hidden 768, sequence 512, global batch 16, bf16. Steps after the first, A B A B.
 #   start      from mpirun to the end of the first step of a small model: 8 ranks minus one rank
@@ -54,10 +55,10 @@ small="--model.vocab=260 --model.max_seq=512 --data.train=$work/text.bin"
 flags_of[dp]="--mesh.dp=4 --optim.zero=1 --model.layers=8 --model.hidden=512 --model.heads=8 --train.global_batch=4 --overlap.dp_bucket=3000000 --train.dtype=bf16 $small"
 flags_of[pp]="--mesh.pp=4 --mesh.schedule=zero_bubble --overlap.pp_ahead=1 --model.layers=4 --model.hidden=256 --model.heads=4 --model.tied=off --train.micro_batch=2
     --train.global_batch=48 --train.dtype=bf16 $small"
-flags_of[tp]="--mesh.tp=4 --overlap.tp_chunks=2 --model.layers=4 --model.hidden=1024 --model.heads=16 --train.micro_batch=4 --train.global_batch=4 --train.dtype=fp32 $small"
+flags_of[tp]="--mesh.tp=4 --overlap.tp_chunks=4 --model.layers=4 --model.hidden=1024 --model.heads=16 --train.micro_batch=4 --train.global_batch=4 --train.dtype=fp32 $small"
 what_of[dp]="8 layers, hidden 512, one sequence of 512 per rank, zero 1"
 what_of[pp]="4 layers, hidden 256, zero_bubble, pp_ahead 1, 24 micro-batches of two sequences of 512"
-what_of[tp]="4 layers, hidden 1024, fp32, tp_chunks 2, one micro-batch of 4 sequences of 512"
+what_of[tp]="4 layers, hidden 1024, fp32, tp_chunks 4, one micro-batch of 4 sequences of 512"
 
 # Runs a command that must succeed, in the background so that signals reach it.
 run() {  # run LOG COMMAND...
