@@ -147,9 +147,10 @@ struct Reader {
         const std::string text = value.is_string() ? value.get<std::string>() : "?";
         to = {};
         if (text.empty()) return;
-        const std::string before = "kind=nan,step=", after = ",kind=nan";
-        std::string step = text.starts_with(before) ? text.substr(before.size()) : text;
-        if (text.starts_with("step=") && text.ends_with(after)) step = text.substr(5, text.size() - 5 - after.size());
+        const std::string first = "kind=nan,step=", last = ",kind=nan";
+        std::string step;
+        if (text.starts_with(first)) step = text.substr(first.size());
+        if (text.starts_with("step=") && text.ends_with(last)) step = text.substr(5, text.size() - 5 - last.size());
         const Json number = number_or_text(step);
         if (!number.is_number_unsigned() || number < 1 || number > INT64_MAX) wrong("must be kind=nan,step=N, with a step from 1");
         to = {.kind = InjectKind::nan, .step = number.get<int64_t>()};
