@@ -21,7 +21,7 @@ namespace trifold {
 
 std::vector<TokenBatch> views(const std::vector<MicroBatch>& micros) {
     std::vector<TokenBatch> v;
-    for (const MicroBatch& b : micros) v.push_back({b.tokens.data(), b.targets.data(), b.positions.data(), b.doc_start.empty() ? nullptr : b.doc_start.data()});
+    for (const MicroBatch& b : micros) v.push_back(view(b));
     return v;
 }
 
@@ -136,14 +136,9 @@ int main(int argc, char** argv) {
         return run_command(argc, argv);
     } catch (const QuietProblem& problem) {  // another rank says it
         return static_cast<int>(problem.code());
-    } catch (const Problem& problem) {
+    } catch (const std::exception&) {
+        const Problem problem = caught();
         std::fprintf(stderr, "trifold: %s\n", problem.what());
         return static_cast<int>(problem.code());
-    } catch (const std::bad_alloc&) {
-        std::fprintf(stderr, "trifold: the machine has no memory left; use a smaller model or --train.micro_batch\n");
-        return static_cast<int>(Exit::fault);
-    } catch (const std::exception& e) {
-        std::fprintf(stderr, "trifold: internal error: %s\nThis is a bug in trifold; please report it with the command line.\n", e.what());
-        return static_cast<int>(Exit::bug);
     }
 }

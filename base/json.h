@@ -42,24 +42,21 @@ Json parse_json(std::string_view text, const std::string& where, const JsonRules
     using Event = typename Json::parse_event_t;
     constexpr int max_depth = 64;
     struct Object {
-        std::string path;
         std::set<std::string> keys;
+        const std::string* last = nullptr;  // whose value is being read
     };
     std::vector<Object> open;
-    std::string path;  // of the last key
     const auto check = [&](int depth, Event event, Json& parsed) {
         if (depth > max_depth) refuse(rules.code, "{}: JSON nested deeper than {}", where, max_depth);
-        if (event == Event::object_start) open.push_back({path, {}});
-        if (event == Event::object_end) {
-            path = open.back().path;
-            open.pop_back();
-        }
-        if (event == Event::key) {
-            const auto key = parsed.template get<std::string>();
-            path = open.back().path.empty() ? key : open.back().path + "." + key;
-            if (!open.back().keys.insert(key).second) refuse(rules.code, "{}: the key {} appears twice; keep one", where, path);
-        }
-        return true;
+        if (event == Event::object_start) open.emplace_back();
+        if (event == Event::object_end) open.pop_back();
+        if (event != Event::key) return true;
+        const auto [key, is_new] = open.back().keys.insert(parsed.template get<std::string>());
+        open.back().last = &*key;
+        if (is_new) return true;
+        std::string path;
+        for (const Object& o : open) path += (path.empty() ? "" : ".") + *o.last;
+        refuse(rules.code, "{}: the key {} appears twice; keep one", where, path);
     };
     try {
         return Json::parse(text, check, /*allow_exceptions=*/true, rules.comments);

@@ -38,7 +38,8 @@ std::string join_words(const std::vector<std::string>& words, const std::string&
     return text;
 }
 
-std::string join_first(std::vector<std::string> words, size_t most) {
+std::string join_first(std::vector<std::string> words) {
+    constexpr size_t most = 5;
     if (words.size() <= most) return join_words(words);
     const std::string more = fmt::format("{} more", words.size() - most);
     words.resize(most);

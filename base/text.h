@@ -19,7 +19,7 @@ std::string human_bytes(int64_t bytes);
 std::string join_words(const std::vector<std::string>& words, const std::string& last_separator = " and ");
 
 // "a, b, c and 7 more"
-std::string join_first(std::vector<std::string> words, size_t most = 5);
+std::string join_first(std::vector<std::string> words);
 
 // Breaks text at spaces into lines of at most `width` columns. It starts in column `indent`, where further lines start
 // too.

@@ -153,7 +153,7 @@ bool run(const Arguments& a, const char* path) {
         const pid_t pid = ::fork();
         if (pid == 0) {
             try {
-                Rank(a, path, r, connect_host_collectives(*listeners[static_cast<size_t>(r)], 1, "bench", 0, r, members, 30, 60))
+                Rank(a, path, r, connect_host_collectives(*listeners[static_cast<size_t>(r)], {.job_key = 1, .name = "bench", .index = r, .members = members, .connect_s = 30}, 60))
                     .all();
             } catch (const std::exception& e) {
                 std::fprintf(stderr, "rank %d: %s\n", r, e.what());

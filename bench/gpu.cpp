@@ -295,7 +295,7 @@ double copy_bandwidth(Stream& s, int64_t rounds) {
 }
 
 int run(const Options& o) {
-    cuda::select(0);
+    cuda::select(0, cuda::Sharing::refused);
     StreamEngine engine(StreamMode::normal, Device::cuda);
     Stream& s = engine.add("compute", StreamKind::compute);
     const double bandwidth = copy_bandwidth(s, o.rounds), bf16_rate = measure_gpu_rate(s, DType::bf16), fp32_rate = measure_gpu_rate(s, DType::f32);

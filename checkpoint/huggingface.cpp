@@ -102,7 +102,7 @@ std::vector<Match> match(const std::string& dir, const Folder& folder, std::vect
         if (!is_constant(name) && !tied_head)
             wrong.push_back(name + (head ? " is not the embedding, though the head is tied" : " is not part of the model"));
     }
-    if (!wrong.empty()) refuse(Exit::checkpoint, "the weights of {} do not fit the model: {}", dir, join_first(wrong, 6));
+    if (!wrong.empty()) refuse(Exit::checkpoint, "the weights of {} do not fit the model: {}", dir, join_first(wrong));
     return matches;
 }
 

@@ -8,7 +8,6 @@
 #include "checkpoint/store.h"
 #include "model/config.h"
 #include "model/parameters.h"
-#include "parallel/world.h"
 
 namespace trifold {
 
@@ -42,9 +41,5 @@ void load_state(const FoundCheckpoint& checkpoint, const ModelConfig& model, con
 
 // What load_state is made of: any pieces of the tensors, from whatever pieces the checkpoint has.
 void read_pieces(const std::string& path, const Manifest& manifest, const std::vector<PieceInMemory>& wanted, const LoadOptions& options);
-
-// Whole tensors at rank 0, for dumps: the flat buffer of ParameterTable(model) with the master values of all ranks' slices in their places;
-// empty elsewhere. Goes through the control plane: for models that fit one host.
-std::vector<float> gather_tensors(World& world, const ModelConfig& model, const std::vector<StateSlice>& slices);
 
 }  // namespace trifold

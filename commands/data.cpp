@@ -1,4 +1,4 @@
-// commands/data.cpp
+// commands/data.cpp   trifold data: token files from text, looked at, converted, and the baseline of counted tokens.
 #include <algorithm>
 #include <climits>
 #include <cstring>
@@ -195,7 +195,7 @@ void run_convert(const Command& command, const Words& args) {
 
 void run_unigram(const Command& command, const Words& args) {
     bool json = false;
-    const auto data = read(command, args, {{"json", "", "Print one JSON object", &json}});
+    const auto data = read(command, args, {{"json", "", json_help, &json}});
     if (!data) return;
     const UnigramLoss result = unigram_loss(data->front(), data->back());
     if (json) return print_line({{"loss", result.loss}, {"tokens", result.tokens}});

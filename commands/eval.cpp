@@ -1,15 +1,16 @@
 // commands/eval.cpp   trifold eval: the mean loss of a model over a token file, once through (or data.eval_batches batches).
 #include <fmt/format.h>
-#include <unistd.h>
 
 #include <algorithm>
 #include <cmath>
 #include <nlohmann/json.hpp>
 #include <optional>
 
+#include "base/text.h"
 #include "commands/commands.h"
 #include "commands/inference.h"
 #include "commands/loading.h"
+#include "commands/progress_line.h"
 #include "model/stage.h"
 
 namespace trifold {
@@ -30,22 +31,21 @@ void drop_samples_from(MicroBatch& micro, int64_t count) {
 
 Evaluation evaluate(Stage& stage, Stream& compute, Loader& data, int64_t samples) {
     Evaluation e;
-    const bool terminal = isatty(STDERR_FILENO);
+    ProgressLine line("evaluating");
     stage.begin_step(compute);
     for (int64_t seen = 0; seen < samples;) {
         GlobalBatch batch = data.next();
         for (MicroBatch& micro : batch.micro) {
             drop_samples_from(micro, samples - seen);
-            stage.forward(compute, 0, 0, {micro.tokens.data(), micro.targets.data(), micro.positions.data(),
-                                          micro.doc_start.empty() ? nullptr : micro.doc_start.data()});
+            stage.forward(compute, 0, 0, view(micro));
             stage.loss(compute, 0);
             e.tokens += micro.valid;
             seen += micro.sequences;
         }
         e.loss_sum = stage.loss_sum(compute);  // waits, so the batch may go
-        if (terminal) fmt::print(stderr, "\r{} of {} sequences ", std::min(seen, samples), samples);
+        const auto done = static_cast<double>(std::min(seen, samples));
+        line.show(done / static_cast<double>(samples), fmt::format("{} of {} sequences", done, samples), [&](double s) { return with_prefix(done / s) + " sequences/s"; });
     }
-    if (terminal) fmt::print(stderr, "\r\033[K");
     return e;
 }
 
@@ -59,7 +59,7 @@ int eval_command(const Words& args) {
                                             {"batches", "N", "only the first N micro-batches of each file of data.val [0: all]", &batches, {.min = 0, .max = 1e9}}};
     if (wants_help(args)) {
         auto list = flags;
-        list.push_back({"checkpoint", "PATH", "a step, a folder of checkpoints, or a run directory", &unused});
+        list.push_back(checkpoint_flag(unused));
         fmt::print("trifold eval --checkpoint PATH | --init.from FOLDER   --data.val=FILE [options]\n\n"
                    "Goes once through every source of data.val.\n\n{}", help_text(list));
         return 0;

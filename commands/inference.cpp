@@ -14,7 +14,7 @@ ModelConfig read_model_of(const std::string& path) {
 
 Inference inference_options(const std::vector<std::string>& args, std::vector<CommandFlag> flags) {
     std::string path;
-    flags.push_back({"checkpoint", "PATH", "a step, a folder of checkpoints, or a run directory (its newest verified one)", &path});
+    flags.push_back(checkpoint_flag(path));
     const auto parse = [&](const Config& base) {
         ParseContext context;
         context.base = base;
@@ -37,8 +37,9 @@ Inference inference_options(const std::vector<std::string>& args, std::vector<Co
         resolve(result.config);
         const std::vector<std::string> changed = differences(model_of(found), result.config.model);
         if (!changed.empty()) throw Problem(Exit::usage, fmt::format("{} is a checkpoint of another model: {}", found.path, changed[0]));
+    } else {
+        resolve(result.config);
     }
-    resolve(result.config);
     omp_set_num_threads(static_cast<int>(result.config.run.threads));
     return result;
 }

@@ -16,6 +16,10 @@ namespace trifold {
 // Reads the model of --init.from: a Hugging Face folder or a checkpoint of ours.
 ModelConfig read_model_of(const std::string& path);
 
+inline CommandFlag checkpoint_flag(std::string& path) {
+    return {"checkpoint", "PATH", "a step, a folder of checkpoints, or a run directory (its newest verified one)", &path};
+}
+
 // The resolved options of a command whose model comes from --checkpoint (a step, a checkpoint folder or a run) or from
 // --init.from. With a checkpoint its configuration is the base that files and flags change; the model itself cannot be changed.
 struct Inference {

@@ -19,19 +19,6 @@ namespace {
 // Launchers end all ranks as soon as one has left. Without a store nobody can be asked whether the one that speaks has spoken.
 void let_others_speak() { std::this_thread::sleep_for(std::chrono::milliseconds(500)); }
 
-// What is being handled, as a sentence.
-Problem caught() {
-    try {
-        throw;
-    } catch (const Problem& p) {
-        return p;
-    } catch (const std::bad_alloc&) {
-        return {Exit::fault, "the machine has no memory left; use a smaller model or --train.micro_batch"};
-    } catch (const std::exception& e) {
-        return {Exit::bug, std::string("internal error: ") + e.what() + "\nThis is a bug in trifold; please report it with the command line."};
-    }
-}
-
 // How to meet the other ranks, out of arguments that are wrong elsewhere: without files too when these are what is wrong.
 Config options_to_meet(const std::vector<std::string>& args) {
     for (const std::vector<std::string>& kinds : {std::vector<std::string>{"--launch.", "--resilience.", "--config"}, {"--launch."}}) {
@@ -52,6 +39,18 @@ Config options_to_meet(const std::vector<std::string>& args) {
 }
 
 }  // namespace
+
+Problem caught() {
+    try {
+        throw;
+    } catch (const Problem& p) {
+        return p;
+    } catch (const std::bad_alloc&) {
+        return {Exit::fault, "the machine has no memory left; use a smaller model or --train.micro_batch"};
+    } catch (const std::exception& e) {
+        return {Exit::bug, std::string("internal error: ") + e.what() + "\nThis is a bug in trifold; please report it with the command line."};
+    }
+}
 
 void refuse_launcher(const std::string& command) {
     const std::optional<Launch> launcher = read_launcher();

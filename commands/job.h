@@ -10,6 +10,9 @@
 
 namespace trifold {
 
+// The exception that is being handled, as a sentence and an exit code.
+Problem caught();
+
 // Throws Problem(Exit::usage) where a launcher has started several ranks of a command that works in one process; one of them says so.
 void refuse_launcher(const std::string& command);
 

@@ -8,6 +8,7 @@
 
 #include "base/refuse.h"
 #include "base/text.h"
+#include "checkpoint/gather.h"
 #include "checkpoint/huggingface.h"
 #include "model/flops.h"
 #include "model/options.h"

@@ -15,7 +15,6 @@ struct SampleFlags {
     std::string prompt = "\n";
     int64_t tokens = 200;
     SamplingOptions sampling;
-    uint64_t seed = 1234;
 
     std::vector<CommandFlag> list() {
         return {{"prompt", "TEXT", "what the text begins with [a line break]", &prompt},
@@ -23,7 +22,7 @@ struct SampleFlags {
                 {"temperature", "X", "1 samples the model's distribution, 0 always takes the likeliest token [1]", &sampling.temperature, {.min = 0}},
                 {"top-k", "N", "only the N likeliest tokens [0: all]", &sampling.top_k, {.min = 0}},
                 {"top-p", "X", "only the likeliest tokens that together have probability X [1: all]", &sampling.top_p, {.min = 0, .max = 1, .min_excluded = true}},
-                {"seed", "N", "the same seed gives the same text [1234]", &seed}};
+                {"seed", "N", "the same seed gives the same text [1234]", &sampling.seed}};
     }
 };
 
@@ -70,13 +69,12 @@ int sample_command(const Words& args) {
     if (wants_help(args)) {
         std::string unused;
         auto list = flags.list();
-        list.push_back({"checkpoint", "PATH", "a step, a folder of checkpoints, or a run directory", &unused});
+        list.push_back(checkpoint_flag(unused));
         show("trifold sample --checkpoint PATH | --init.from FOLDER --data.tokenizer FILE   [options]\n\n" + help_text(list));
         return 0;
     }
     const Inference options = inference_options(args, flags.list());
     const Config& config = options.config;
-    flags.sampling.seed = flags.seed;
     const Tokenizer tokenizer = Tokenizer::load(config.data.tokenizer);
     if (tokenizer.vocab_size() > config.model.vocab)
         refuse(Exit::usage, "tokenizer {} has {} ids, but the model has a vocabulary of {}: give the model's own with --data.tokenizer=FILE",

@@ -52,7 +52,7 @@ void add_message(const std::string& role, std::string_view content, const Tokeni
 }  // namespace
 
 std::vector<Segment> parse_json_document(std::string_view line, const Tokenizer& tokenizer, const std::string& text_key, SpecialText special) {
-    const auto document = parse_json<json>(line, "not JSON", {.code = Exit::data});
+    const auto document = parse_json<json>(line, "the JSON", {.code = Exit::data, .first_byte = 0});
     if (!document.is_object()) refuse(Exit::data, "not a JSON object");
     std::vector<Segment> segments;
     if (document.contains("messages")) {

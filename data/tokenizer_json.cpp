@@ -52,7 +52,7 @@ public:
         std::error_code ignored;
         if (std::filesystem::is_directory(path, ignored)) refuse("is a folder; give the tokenizer.json in it");
         if (!std::filesystem::exists(path, ignored)) trifold::refuse(Exit::data, "there is no tokenizer {}: give \"bytes\" or the path of a tokenizer.json", path);
-        root_ = parse_json<json>(read_text(path, Exit::data, "tokenizer"), fmt::format("tokenizer {} is not JSON", path), {.code = Exit::data});
+        root_ = parse_json<json>(read_text(path, Exit::data, "tokenizer"), "tokenizer " + path, {.code = Exit::data});
         if (!root_.is_object() || !root_.contains("model")) refuse("has no \"model\": it is not a tokenizer.json");
     }
 

@@ -1,7 +1,5 @@
 // model/generate.h   Text generation with a KV cache, built from the same blocks and kernels as training.
 #pragma once
-#include <functional>
-#include <memory>
 #include <vector>
 
 #include "model/stage.h"

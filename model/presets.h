@@ -1,6 +1,5 @@
 // model/presets.h   Named architectures. Each lists only what differs from the defaults of ModelConfig.
 #pragma once
-#include <span>
 #include <string>
 #include <vector>
 

@@ -320,16 +320,8 @@ private:
 
 int64_t host_collectives_bytes(int ranks) { return 2 * ranks * piece_bytes(ranks); }
 
-std::unique_ptr<Collectives> make_host_collectives(std::unique_ptr<Net> net, double stall_s) {
-    return std::make_unique<HostCollectives>(std::move(net), stall_s);
-}
-
-std::unique_ptr<Collectives> connect_host_collectives(Listener& listener, uint64_t job_key, const std::string& name,
-                                                      int generation, int index, const std::vector<PeerAddress>& members,
-                                                      double connect_s, double stall_s) {
-    const NetOptions options{
-        .job_key = job_key, .name = name, .generation = generation, .index = index, .members = members, .connect_s = connect_s};
-    return make_host_collectives(std::make_unique<Net>(listener, options), stall_s);
+std::unique_ptr<Collectives> connect_host_collectives(Listener& listener, const NetOptions& options, double stall_s) {
+    return std::make_unique<HostCollectives>(std::make_unique<Net>(listener, options), stall_s);
 }
 
 }  // namespace trifold

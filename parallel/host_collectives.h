@@ -13,15 +13,10 @@
 
 namespace trifold {
 
-// Connects rank `index` of `members` with the others (net.h). `stall_s`: a collective fails when nothing moves for so long.
-std::unique_ptr<Collectives> connect_host_collectives(Listener& listener, uint64_t job_key, const std::string& name,
-                                                      int generation, int index, const std::vector<PeerAddress>& members,
-                                                      double connect_s, double stall_s);
+// Connects a rank with the other members (net.h). `stall_s`: a collective fails when nothing moves for so long.
+std::unique_ptr<Collectives> connect_host_collectives(Listener& listener, const NetOptions& options, double stall_s);
 
 // Scratch memory of a group of `ranks`.
 int64_t host_collectives_bytes(int ranks);
-
-// Over a Net that is there already.
-std::unique_ptr<Collectives> make_host_collectives(std::unique_ptr<Net> net, double stall_s);
 
 }  // namespace trifold

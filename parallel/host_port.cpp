@@ -69,6 +69,12 @@ std::vector<HostPort> parse_host_ports(std::string_view text, const std::string&
     return all;
 }
 
+std::string host_ports_text(const std::vector<std::string>& hosts, int port) {
+    std::string text;
+    for (const std::string& host : hosts) text += (text.empty() ? "" : ",") + HostPort{host, port}.text();
+    return text;
+}
+
 std::vector<std::string> resolve(const std::string& host) {
     addrinfo hints{}, *first = nullptr;
     hints.ai_socktype = SOCK_STREAM;

@@ -16,6 +16,8 @@ struct HostPort {
 HostPort parse_host_port(std::string_view text, const std::string& option);
 // Several, separated by commas.
 std::vector<HostPort> parse_host_ports(std::string_view text, const std::string& option);
+// As parse_host_ports reads it: each host with this port.
+std::string host_ports_text(const std::vector<std::string>& hosts, int port);
 
 // Numeric addresses of a host name. Throws Problem(Exit::usage).
 std::vector<std::string> resolve(const std::string& host);

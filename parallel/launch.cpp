@@ -91,7 +91,7 @@ void open_store(Launch& launch, const std::string& ip) {
     launch.store_socket = std::make_shared<Socket>(listen_at(ip, 0));
     const int port = address_of(*launch.store_socket).port();
     const std::vector<std::string> everywhere = ip.empty() ? addresses_of_this_host() : std::vector<std::string>{ip};
-    for (const std::string& address : everywhere) launch.store += (launch.store.empty() ? "" : ",") + HostPort{address, port}.text();
+    launch.store = host_ports_text(everywhere, port);
     if (launch.store.empty())
         refuse(Exit::usage, "this host, where rank 0 runs, has no network interface that is up, so ranks on other hosts cannot reach it: "
                             "name one in --launch.interface");
@@ -121,7 +121,7 @@ void launch_by_variables(Launch& launch, const LaunchOptions& options) {
     }
     const HostPort at = said_once_per_host(launch.rank, [&] { return parse_host_port(options.store, "--launch.store"); });
     const auto ips = said_once_per_host(launch.local_rank, [&] { return at.host == "localhost" ? std::vector<std::string>{"127.0.0.1"} : resolve(at.host); });
-    for (const std::string& ip : ips) launch.store += (launch.store.empty() ? "" : ",") + HostPort{ip, at.port}.text();
+    launch.store = host_ports_text(ips, at.port);
     const std::string known_to_all = fmt::format("{} {} {} {} {}", launch.launcher, launch.job, launch.size, options.store, ::getuid());
     launch.job_key = XXH3_64bits(known_to_all.data(), known_to_all.size());
     if (launch.rank == 0) {

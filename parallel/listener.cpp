@@ -13,7 +13,6 @@
 #include <cerrno>
 #include <cstring>
 #include <fstream>
-#include <list>
 
 #include "base/refuse.h"
 #include "base/text.h"
@@ -234,8 +233,8 @@ public:
     [[noreturn]] void late(const std::vector<int>& missing) const {
         std::vector<std::string> names;
         for (const int p : missing) names.push_back(named(peer(p)));
-        fail(fmt::format("{} did not come within {} s: look at what happened there, or raise --resilience.start_s", join_words(names),
-                         o_.connect_s));
+        fail(fmt::format("{} did not come within {}: look at what happened there, or raise --resilience.start_s", join_words(names),
+                         seconds_text(o_.connect_s)));
     }
     Clock::time_point deadline() const { return deadline_; }
 

@@ -302,7 +302,7 @@ void Net::stalled(double stall_s) {
         }
     }
     if (waits.size() == 1) accuse(awaited);
-    fail(fmt::format("{}: nothing has moved for {} s while {} waits for {}: look at the log there first", where(), stall_s,
+    fail(fmt::format("{}: nothing has moved for {} while {} waits for {}: look at the log there first", where(), seconds_text(stall_s),
                      name(index()), join_words(waits)));
 }
 

@@ -110,6 +110,13 @@ std::vector<Program> make_forward_schedule(int stages, int virtual_stages, int m
     return std::vector<Program>(static_cast<size_t>(stages), forward_order(stages, virtual_stages, micros));
 }
 
+int micros_of(const std::vector<Program>& programs) {
+    int micros = 0;
+    for (const Program& program : programs)
+        for (const Action& a : program) micros = std::max(micros, a.micro + 1);
+    return micros;
+}
+
 Slots assign_slots(const Program& program, int virtual_stages, int micros) {
     Act last = Act::F;
     for (const Action& a : program) last = std::max(last, a.act);

@@ -54,6 +54,9 @@ std::vector<Program> make_schedule(const ScheduleShape& shape);
 // Forward passes only (evaluation), any number of virtual stages.
 std::vector<Program> make_forward_schedule(int stages, int virtual_stages, int micros);
 
+// The number of micro-batches in it.
+int micros_of(const std::vector<Program>& programs);
+
 // Where each micro-batch keeps what it needs between F and its last action: W where the list has any, else B, else (evaluation) F itself.
 struct Slots {
     std::vector<int> of;     // chunk * micros + micro: a slot of that chunk, the smallest one free at its F

@@ -11,9 +11,7 @@ Timing simulate(const std::vector<Program>& programs, int virtual_stages, const 
     constexpr double never = std::numeric_limits<double>::infinity();
     const int stages = static_cast<int>(programs.size()), parts = stages * virtual_stages;
     TRIFOLD_ASSERT(costs.parts.size() == 1 || std::ssize(costs.parts) == parts);
-    int micros = 0;
-    for (const Program& program : programs)
-        for (const Action& a : program) micros = std::max(micros, a.micro + 1);
+    const int micros = micros_of(programs);
 
     // When it ended; never: it is not done yet.
     std::vector<double> ends(3 * static_cast<size_t>(parts) * micros, never);

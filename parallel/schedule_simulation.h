@@ -9,7 +9,6 @@
 //   zero_bubble        makespan = m (F+B+W) + (p-1) max(F, B, F+B-W) for m >= p, which is the published (p-1)(F+B-W) for W <= F, B;
 //                      m (F+B+W) + (p-1)(F+B) - (m-1) W for m < p and W <= F, B; never slower than 1f1b
 #pragma once
-#include <string>
 #include <vector>
 
 #include "parallel/schedule.h"

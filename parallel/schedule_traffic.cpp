@@ -65,9 +65,7 @@ void place_messages(StageTraffic& stage, size_t p, int virtual_stages, int micro
 std::vector<StageTraffic> derive_traffic(const std::vector<Program>& programs, int virtual_stages,
                                          const TrafficOptions& options) {
     TRIFOLD_ASSERT(options.lookahead >= 1 && options.send_buffers >= 1);
-    int micros = 0;
-    for (const Program& program : programs)
-        for (const Action& a : program) micros = std::max(micros, a.micro + 1);
+    const int micros = micros_of(programs);
     std::vector<StageTraffic> traffic(programs.size());
     for (size_t s = 0; s < programs.size(); ++s) connect(static_cast<int>(s), programs[s], virtual_stages, traffic);
     for (StageTraffic& stage : traffic)

@@ -19,7 +19,6 @@
 // takes what chunk c left.
 #pragma once
 #include <array>
-#include <string>
 #include <vector>
 
 #include "parallel/schedule.h"

@@ -78,10 +78,10 @@ std::string local_ip(const Socket& socket) {
     return ip.substr(0, ip.find('%'));
 }
 
-void set_option(const Socket& s, int level, int option, int value) { ::setsockopt(s.get(), level, option, &value, sizeof value); }
+static void set_option(const Socket& s, int level, int option, int value) { ::setsockopt(s.get(), level, option, &value, sizeof value); }
 
 // TCP sizes its buffers itself.
-void tune(const Socket& s, int family) {
+static void tune(const Socket& s, int family) {
     constexpr int buffer_bytes = 4 << 20;  // the kernel lowers it to net.core.wmem_max
     if (family == AF_UNIX)
         set_option(s, SOL_SOCKET, SO_SNDBUF, buffer_bytes);

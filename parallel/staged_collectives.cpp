@@ -1,7 +1,5 @@
 #include "parallel/staged_collectives.h"
 
-#include <numeric>
-
 #include "kernels/cuda/runtime.h"
 
 namespace trifold {
@@ -68,11 +66,9 @@ public:
         if (rank_ != root) pass(copy, x);
     }
     void all_to_all(CUstream_st*, const Tensor& to, std::span<const int64_t> to_counts, const Tensor& from, std::span<const int64_t> from_counts) override {
-        const Tensor sent = first_.like(to), received = second_.like(from);
-        const int64_t sends = std::accumulate(to_counts.begin(), to_counts.end(), int64_t{0}), receives = std::accumulate(from_counts.begin(), from_counts.end(), int64_t{0});
-        pass(to.slice(0, sends), sent.slice(0, sends));
+        const Tensor sent = down(to, first_), received = second_.like(from);
         host_->all_to_all(nullptr, sent, to_counts, received, from_counts);
-        pass(received.slice(0, receives), from.slice(0, receives));
+        pass(received, from);
     }
     void send(CUstream_st*, int to, const Tensor& x) override { host_->send(nullptr, to, down(x, first_)); }
     void receive(CUstream_st*, int from, const Tensor& x) override {

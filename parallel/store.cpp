@@ -8,7 +8,6 @@
 #include <cerrno>
 #include <deque>
 #include <memory>
-#include <set>
 #include <unordered_map>
 #include <utility>
 

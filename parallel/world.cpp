@@ -1,7 +1,5 @@
 #include "parallel/world.h"
 
-#include "base/cpus.h"
-
 #include <fmt/format.h>
 #include <sys/resource.h>
 
@@ -9,6 +7,7 @@
 #include <mutex>
 #include <utility>
 
+#include "base/cpus.h"
 #include "parallel/host_collectives.h"
 #include "parallel/identity.h"
 #include "parallel/launch.h"
@@ -33,6 +32,21 @@ void make_room_for_connections(int ranks) {
                                                limit.rlim_cur, ranks));
 }
 
+// connect(rank, size) makes the transport of a group. What was aborted says why the job has failed.
+template <class Connect>
+Group connected(const World& world, const std::string& name, const std::vector<int>& members, Stream& stream, Connect connect) {
+    const auto place = std::ranges::find(members, world.rank());
+    TRIFOLD_ASSERT(place != members.end());
+    if (members.size() == 1) return Group();
+    const int rank = static_cast<int>(place - members.begin()), size = static_cast<int>(members.size());
+    try {
+        return Group(name, rank, size, stream, connect(rank, size));
+    } catch (const Problem&) {
+        if (const auto failure = world.cause()) throw *failure;
+        throw;
+    }
+}
+
 }  // namespace
 
 struct World::State {
@@ -49,7 +63,7 @@ struct World::State {
 
     // One of several. The client ends before the server, and both before the listener that they abort.
     std::unique_ptr<Listener> listener;
-    std::mutex mutex;                                    // of the next two
+    std::mutex mutex;                                    // of the next four
     std::vector<std::weak_ptr<Collectives>> gpu_groups;  // those between hosts end with the listener
     bool aborted = false;
     int64_t waits = 0;  // for a GPU
@@ -216,43 +230,28 @@ void World::finish() {
 }
 
 Group World::host_group(const std::string& name, const std::vector<int>& members, Stream& stream, int generation, Device memory) {
-    const auto place = std::ranges::find(members, rank());
-    TRIFOLD_ASSERT(place != members.end());
-    if (members.size() == 1) return Group();
-    State& s = *state_;
-    std::vector<PeerAddress> addresses;
-    for (const int r : members) addresses.push_back(s.peers.at(static_cast<size_t>(r)));
-    const auto index = static_cast<int>(place - members.begin());
-    try {
-        auto collectives = connect_host_collectives(*s.listener, s.data_key, name, generation, index, addresses, s.options.start_s, s.options.stall_s);
-        if (memory == Device::cuda) collectives = stage_through_host(std::move(collectives), index);
-        return Group(name, index, static_cast<int>(members.size()), stream, std::move(collectives));
-    } catch (const Problem&) {
-        if (const auto failure = cause()) throw *failure;  // why it was aborted
-        throw;
-    }
+    return connected(*this, name, members, stream, [&](int index, int) -> std::shared_ptr<Collectives> {
+        const State& s = *state_;
+        NetOptions options{.job_key = s.data_key, .name = name, .generation = generation, .index = index, .connect_s = s.options.start_s};
+        for (const int r : members) options.members.push_back(s.peers.at(static_cast<size_t>(r)));
+        auto collectives = connect_host_collectives(*s.listener, options, s.options.stall_s);
+        return memory == Device::cuda ? stage_through_host(std::move(collectives), index) : std::move(collectives);
+    });
 }
 
 Group World::nccl_group(const std::string& name, const std::vector<int>& members, Stream& stream, int generation) {
-    const auto place = std::ranges::find(members, rank());
-    TRIFOLD_ASSERT(place != members.end());
-    if (members.size() == 1) return Group();
-    State& s = *state_;
-    const NcclMember member{.name = name, .rank = static_cast<int>(place - members.begin()), .size = static_cast<int>(members.size()),
-                            .key = fmt::format("nccl {} {} {}", name, members.front(), generation)};
-    const NcclIds ids{.put = [this](const std::string& key, const std::string& value) { put(key, value); },
-                      .take = [this](const std::string& key, double deadline_s, int readers) { return take(key, deadline_s, readers); }};
-    try {
+    return connected(*this, name, members, stream, [&](int index, int size) {
+        State& s = *state_;
+        const NcclMember member{.name = name, .rank = index, .size = size, .key = fmt::format("nccl {} {} {}", name, members.front(), generation)};
+        const NcclIds ids{.put = [this](const std::string& key, const std::string& value) { put(key, value); },
+                          .take = [this](const std::string& key, double deadline_s, int readers) { return take(key, deadline_s, readers); }};
         std::shared_ptr<Collectives> collectives =
             nccl_collectives(member, ids, {.start_s = s.options.start_s, .stall_s = s.options.stall_s, .give_up = [this] { return cause().has_value(); }});
         const std::lock_guard lock(s.mutex);
         s.gpu_groups.push_back(collectives);
         if (s.aborted) collectives->abort();
-        return Group(name, member.rank, member.size, stream, std::move(collectives));
-    } catch (const Problem&) {
-        if (const auto failure = cause()) throw *failure;
-        throw;
-    }
+        return collectives;
+    });
 }
 
 void World::watch(double waited_s, bool over) {

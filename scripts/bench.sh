@@ -43,8 +43,10 @@ cpu_seconds() { awk -v hz="$(getconf CLK_TCK)" '{ sub(/.*\) /, ""); print ($12 +
 # ---------------------------------------------------------------- trifold
 # Waits until `count` steps are in the log of the running process.
 await_steps() {
+    local end=$((SECONDS + 900))
     until [ "$(grep -c '"loss"' "$work/run/metrics.jsonl" 2>/dev/null)" -ge "$1" ] 2>/dev/null; do
         kill -0 "$pid" 2>/dev/null || { tail -n 5 "$work/log" >&2; say "bench: trifold ended early"; exit 1; }
+        [ $SECONDS -lt $end ] || { tail -n 5 "$work/log" >&2; say "bench: $1 steps took more than 15 minutes; try fewer --seqs"; exit 1; }
         sleep 0.02
     done
 }

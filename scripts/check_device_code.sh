@@ -25,6 +25,7 @@ optimizer: (adamw|direction|update)_chunks<4>              load16 store16
 optimizer: sum_squares<4>                                  load16
 utility: add_kernel<(.*), \1, [48]>                        load16 store16
 utility: sum_parts_kernel<.*, [48]>                        load16 store16
+utility: extend_cache_kernel<.*, [48]>                     load16 store16
 attention_forward: attention::forward<                     cp_async ldmatrix mma store16
 attention_backward: attention::backward<                   cp_async ldmatrix mma load16 store16
 attention_forward_fp32: attention::forward<                load16

@@ -103,7 +103,7 @@ void multiply_block(const GemmKernels& kernels, const Gemm& g, const GemmScratch
                             .cols = across.count,
                             .depth = depth.count,
                             .sums = from(sums, down.first, across.first)};
-        if (rows.count <= kernels.few_rows && g.b.along == Along::depth) {
+        if (rows.count <= kernels.tile_rows && g.b.along == Along::depth) {
             kernels.multiply_few(task, g.b, cols.first + across.first, depth.first);
         } else {
             kernels.pack_b(g.b, {cols.first + across.first, across.count}, depth, b);

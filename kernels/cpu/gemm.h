@@ -65,12 +65,12 @@ struct GemmTask {
 // The parts that depend on the instruction set (gemm_panels.h).
 struct GemmKernels {
     const char* name;
-    int64_t tile_rows, tile_cols, few_rows;
+    int64_t tile_rows, tile_cols;
     // Packs outer x depth of an operand into panels; what is missing to a whole panel becomes zero.
     void (*pack_a)(const GemmOperand&, Span outer, Span depth, float* panels);
     void (*pack_b)(const GemmOperand&, Span outer, Span depth, float* panels);
     void (*multiply)(const GemmTask&);
-    // The same for at most few_rows rows, from b itself, which must lie along the depth.
+    // The same for at most tile_rows rows, from b itself, which must lie along the depth.
     void (*multiply_few)(const GemmTask&, const GemmOperand& b, int64_t first_col, int64_t first_depth);
 };
 

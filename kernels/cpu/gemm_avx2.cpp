@@ -25,7 +25,7 @@ using Vec [[gnu::vector_size(32)]] = float;
 
 namespace trifold::cpu {
 extern const GemmKernels gemm_kernels_avx2;
-const GemmKernels gemm_kernels_avx2 = {"avx2",           tile_rows,       tile_cols, few_rows,
+const GemmKernels gemm_kernels_avx2 = {"avx2",           tile_rows,       tile_cols,
                                        pack<tile_rows>, pack<tile_cols>, multiply,  multiply_few};
 }  // namespace trifold::cpu
 #endif

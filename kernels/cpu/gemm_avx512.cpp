@@ -33,7 +33,7 @@ using Vec [[gnu::vector_size(64)]] = float;
 
 namespace trifold::cpu {
 extern const GemmKernels gemm_kernels_avx512;
-const GemmKernels gemm_kernels_avx512 = {"avx512",         tile_rows,       tile_cols, few_rows,
+const GemmKernels gemm_kernels_avx512 = {"avx512",         tile_rows,       tile_cols,
                                          pack<tile_rows>, pack<tile_cols>, multiply,  multiply_few};
 }  // namespace trifold::cpu
 #endif

@@ -18,7 +18,6 @@ namespace trifold::cpu {
 namespace {
 
 constexpr int64_t tile_rows = lanes / 2, tile_cols = 3 * lanes;
-constexpr int64_t few_rows = tile_rows;
 constexpr int64_t line = 64;  // bytes of a cache line
 
 #define TRIFOLD_INLINE [[gnu::always_inline]] inline
@@ -266,11 +265,11 @@ void multiply_strip(const float* a, const T* b, int64_t stride, int64_t cols, in
 
 template <class T>
 void multiply_few_as(const GemmTask& t, const T* b, int64_t stride) {
-    alignas(64) float tile[few_rows * tile_cols];
+    alignas(64) float tile[tile_rows * tile_cols];
     const auto strip = t.rows == 1   ? multiply_strip<1, T>
                        : t.rows == 2 ? multiply_strip<2, T>
                        : t.rows <= 4 ? multiply_strip<4, T>
-                                     : multiply_strip<few_rows, T>;
+                                     : multiply_strip<tile_rows, T>;
     for (int64_t j = 0; j < t.cols; j += lanes) {
         strip(t.a, b + j * stride, stride, t.cols - j, t.depth, tile);
         finish_tile(tile, t.sums, {0, t.rows}, {j, t.cols - j < lanes ? t.cols - j : lanes});

@@ -19,6 +19,6 @@ inline Vec multiply_add(Vec x, Vec y, Vec z) { return x * y + z; }
 
 namespace trifold::cpu {
 extern const GemmKernels gemm_kernels_portable;
-const GemmKernels gemm_kernels_portable = {"portable",       tile_rows,       tile_cols, few_rows,
+const GemmKernels gemm_kernels_portable = {"portable",       tile_rows,       tile_cols,
                                            pack<tile_rows>, pack<tile_cols>, multiply,  multiply_few};
 }  // namespace trifold::cpu

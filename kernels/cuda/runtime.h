@@ -28,7 +28,7 @@ bool has_code_for_this_gpu();
 enum class Sharing : uint8_t { refused, allowed };
 // This process computes on GPU `index` of its node from now on, where they are shared modulo their number. Throws Problem(Exit::usage)
 // when it cannot.
-void select(int index, Sharing sharing = Sharing::refused);
+void select(int index, Sharing sharing);
 // The same, but nothing is refused: to be called before probe() by one of several ranks, so that it leaves no context on
 // the first GPU.
 void prefer(int index);

@@ -65,9 +65,9 @@ private:
     std::vector<std::vector<std::byte>> saved_;
 };
 
-// Runs the operation on both. What the device wrote is left in the operands.
-template <class Args>
-double parity(void (*on_cpu)(const Args&), void (*on_gpu)(CUstream_st*, const Args&), const Args& args, double sums) {
+// Runs the operation on both. What the device wrote is left in the operands. on_gpu(stream, args) launches it.
+template <class OnGpu, class Args>
+double parity_of(void (*on_cpu)(const Args&), const OnGpu& on_gpu, const Args& args, double sums) {
     const Written<Args> before(args);
     on_cpu(args);
     const Written<Args> want(args);
@@ -77,6 +77,11 @@ double parity(void (*on_cpu)(const Args&), void (*on_gpu)(CUstream_st*, const Ar
     before.restore();
     on_device(on_gpu, args);
     return got == Written<Args>(args) ? got.units_from(want, sums) : std::numeric_limits<double>::infinity();
+}
+
+template <class Args>
+double parity(void (*on_cpu)(const Args&), void (*on_gpu)(CUstream_st*, const Args&), const Args& args, double sums) {
+    return parity_of(on_cpu, on_gpu, args, sums);
 }
 
 // An operation whose floating-point views begin one element behind an aligned address; they must not overlap.

@@ -105,23 +105,19 @@ TEST_CASE("linear layers at real shapes", "[.][real]") {
     }
 }
 
-// Attention with the tiles of GPUs that have less room than this one may have.
-template <int room, class Args>
-void in_room(CUstream_st* stream, const Args& args) {
-    if constexpr (std::is_same_v<Args, AttentionForward>) cuda::attention_forward(stream, args, room);
-    else cuda::attention_backward(stream, args, room);
-}
-struct Tiles {
-    int room;
-    void (*forward)(CUstream_st*, const AttentionForward&);
-    void (*backward)(CUstream_st*, const AttentionBackward&);
-};
-template <int room> constexpr Tiles tiles_for = {room, in_room<room>, in_room<room>};
-
 // Against the CPU's bf16 attention. The device also rounds P and dS to bf16 before they are multiplied: by half a step of 2^-8 each, so
 // sums are within 2^-8 of the magnitudes they add up, which the largest value bounds; gradients have two such sums.
 TEST_CASE("attention at real shapes", "[.][real]") {
-    constexpr Tiles all_tiles[] = {tiles_for<cuda::small_room>, tiles_for<cuda::medium_room>, tiles_for<cuda::large_room>};
+    const auto in_every_room = [](auto on_cpu, const auto& args, double sums) {
+        for (const int room : {cuda::small_room, cuda::medium_room, cuda::large_room}) {
+            const auto on_gpu = [room](CUstream_st* stream, const auto& a) {
+                if constexpr (requires { a.do_NHD; }) cuda::attention_backward(stream, a, room);
+                else cuda::attention_forward(stream, a, room);
+            };
+            CAPTURE(room);
+            if (room <= cuda::room_of_gpu()) CHECK(test::parity_of(on_cpu, on_gpu, args, sums) <= 1);
+        }
+    };
     for (const auto& [H, K, D, window] : {std::tuple<int64_t, int64_t, int64_t, int64_t>{12, 12, 64, 0}, {8, 2, 128, 0}, {4, 4, 96, 300}}) {
         const int64_t T = 1024, S = (H + 2 * K) * D;
         CAPTURE(H, K, D, window);
@@ -131,8 +127,7 @@ TEST_CASE("attention at real shapes", "[.][real]") {
                            .kv_batch_stride = T * S, .window = window, .scale = 1.0f / std::sqrt(static_cast<float>(D))};
         Operand scratch = test::scratch(cpu::attention_workspace(f), cuda::attention_workspace(f));
         f.workspace = scratch.tensor();
-        for (const Tiles& tiles : all_tiles)
-            if (tiles.room <= cuda::room_of_gpu()) CHECK(parity(cpu::attention_forward, tiles.forward, f, 4e-3) <= 1);
+        in_every_room(cpu::attention_forward, f, 4e-3);
         Operand dout = Operand::random(half, T * H * D, 2), dqkv = Operand::nans(half, T * S);
         AttentionBackward g{.q_NHD = f.q_NHD, .k_NKD = f.k_NKD, .v_NKD = f.v_NKD, .o_NHD = o.tensor(), .do_NHD = dout.tensor(), .lse_BHT = lse.tensor(), .doc_start_N = {},
                             .dq_NHD = dqkv.tensor(), .dk_NKD = dqkv.tensor().from(H * D), .dv_NKD = dqkv.tensor().from((H + K) * D), .workspace = {}, .B = 1, .T = T, .H = H, .K = K,
@@ -140,7 +135,6 @@ TEST_CASE("attention at real shapes", "[.][real]") {
         Operand more = test::scratch(cpu::attention_workspace(g), cuda::attention_workspace(g));
         g.workspace = more.tensor();
         // The three gradients share rows of one buffer, and `parity` compares each view as a whole, so all three are seen.
-        for (const Tiles& tiles : all_tiles)
-            if (tiles.room <= cuda::room_of_gpu()) CHECK(parity(cpu::attention_backward, tiles.backward, g, 8e-3) <= 1);
+        in_every_room(cpu::attention_backward, g, 8e-3);
     }
 }

@@ -25,6 +25,16 @@ struct Buffers {
           c(arena.reserve(MemoryClass::workspace, DType::f32, 64)) {}
 };
 
+// Three of them, of 64 elements, on the device.
+class Memory {
+    Arena plan_{Device::cuda};
+    Buffers planned_{plan_};
+    Arena arena_{plan_, "test"};
+
+public:
+    Buffers buffers{arena_};
+};
+
 struct TwoStreams {
     StreamEngine engine{StreamMode::normal, Device::cuda};
     Stream& compute = engine.add("compute", StreamKind::compute);
@@ -34,10 +44,8 @@ struct TwoStreams {
 }  // namespace
 
 TEST_CASE("memory of the device starts as zero and copies both ways", "[streams]") {
-    Arena plan(Device::cuda);
-    Buffers count(plan);
-    Arena arena(plan, "test");
-    const Buffers buffers(arena);
+    const Memory memory;
+    const Buffers& buffers = memory.buffers;
     TwoStreams s;
     Operand numbers = Operand::random(DType::f32, 64, 1), back = Operand::nans(DType::f32, 64), zeros = back;
     copy(s.compute, {.x = numbers.tensor(), .y = buffers.a});
@@ -48,10 +56,8 @@ TEST_CASE("memory of the device starts as zero and copies both ways", "[streams]
 }
 
 TEST_CASE("a stream that follows a ticket sees what it wrote", "[streams]") {
-    Arena plan(Device::cuda);
-    Buffers count(plan);
-    Arena arena(plan, "test");
-    const Buffers buffers(arena);
+    const Memory memory;
+    const Buffers& buffers = memory.buffers;
     TwoStreams s;
     Operand numbers = Operand::random(DType::f32, 64, 1), back = Operand::nans(DType::f32, 64);
     for (int round = 0; round < 200; ++round) {  // more rounds than events are kept
@@ -68,10 +74,8 @@ TEST_CASE("a stream that follows a ticket sees what it wrote", "[streams]") {
 }
 
 TEST_CASE("communication by the host takes its place between kernels", "[streams]") {
-    Arena plan(Device::cuda);
-    Buffers count(plan);
-    Arena arena(plan, "test");
-    const Buffers buffers(arena);
+    const Memory memory;
+    const Buffers& buffers = memory.buffers;
     TwoStreams s;
     Stream& by_host = s.engine.add("by the host", StreamKind::host_communication);
     const cuda::Copier copier;
@@ -98,10 +102,8 @@ TEST_CASE("communication by the host takes its place between kernels", "[streams
 }
 
 TEST_CASE("a wait for the GPU is watched", "[streams]") {
-    Arena plan(Device::cuda);
-    Buffers count(plan);
-    Arena arena(plan, "test");
-    const Buffers buffers(arena);
+    const Memory memory;
+    const Buffers& buffers = memory.buffers;
     TwoStreams s;
     int waits = 0;
     bool broken = false;
@@ -118,10 +120,8 @@ TEST_CASE("a wait for the GPU is watched", "[streams]") {
 }
 
 TEST_CASE("threads that communicate watch their waits for the GPU", "[streams]") {
-    Arena plan(Device::cuda);
-    Buffers count(plan);
-    Arena arena(plan, "test");
-    const Buffers buffers(arena);
+    const Memory memory;
+    const Buffers& buffers = memory.buffers;
     TwoStreams s;
     Stream& by_host = s.engine.add("by the host", StreamKind::host_communication);
     std::atomic<bool> ran = false;
@@ -134,10 +134,8 @@ TEST_CASE("threads that communicate watch their waits for the GPU", "[streams]")
 }
 
 TEST_CASE("operations are timed for the observer", "[streams]") {
-    Arena plan(Device::cuda);
-    Buffers count(plan);
-    Arena arena(plan, "test");
-    const Buffers buffers(arena);
+    const Memory memory;
+    const Buffers& buffers = memory.buffers;
     TwoStreams s;
     std::vector<std::string> seen;
     s.engine.observe([&](const Stream& stream, const char* name, StreamTime begin, StreamTime end) {
@@ -167,10 +165,8 @@ TEST_CASE("a GPU that does not have enough memory is refused with sizes", "[stre
 #if defined(TRIFOLD_EMULATION)
 TEST_CASE("a missing wait between streams is reported", "[streams]") {
     for (const bool planted : {false, true}) {
-        Arena plan(Device::cuda);
-        Buffers count(plan);
-        Arena arena(plan, "test");
-        const Buffers buffers(arena);
+        const Memory memory;
+        const Buffers& buffers = memory.buffers;
         TwoStreams s;
         const size_t before = emulation::unordered_accesses().size();
         Operand numbers = Operand::random(DType::f32, 64, 1), back = Operand::nans(DType::f32, 64);

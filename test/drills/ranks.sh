@@ -13,9 +13,11 @@ trap clean_up EXIT
 die() { echo "$drill: $*" >&2; exit 1; }
 command -v mpirun >/dev/null || { echo "skipped: there is no mpirun here"; exit 0; }
 
-# on_ranks N COMMAND...
+# on_ranks N COMMAND...   None takes a minute; one that hangs fails the drill.
 on_ranks() {
-    if [ "$1" -eq 1 ]; then "${@:2}"; else mpirun --oversubscribe --bind-to none -n "$1" "${@:2}"; fi
+    local launcher=()
+    [ "$1" -eq 1 ] || launcher=(mpirun --oversubscribe --bind-to none -n "$1")
+    timeout -k 10 600 ${launcher[@]+"${launcher[@]}"} "${@:2}"
 }
 # tokens NAME SEED: makes $work/NAME.bin of 4,097 tokens
 tokens() {

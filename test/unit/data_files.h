@@ -12,6 +12,13 @@
 #include <vector>
 
 #include "base/error.h"
+#include "data/tokenizer.h"
+
+inline std::string text_of(const trifold::Tokenizer& tokenizer, const std::vector<int32_t>& ids) {
+    std::string text;
+    for (const int32_t id : ids) text += tokenizer.piece(id);
+    return text;
+}
 
 // A fresh folder that disappears with its contents.
 class TemporaryFolder {

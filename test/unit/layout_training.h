@@ -9,7 +9,7 @@
 #include <string>
 #include <vector>
 
-#include "checkpoint/load.h"
+#include "checkpoint/gather.h"
 #include "model/options.h"
 #include "model/trainer.h"
 #include "test/unit/run_ranks.h"

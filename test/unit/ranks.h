@@ -43,7 +43,7 @@ struct Ranks {
         return std::make_unique<Net>(*listeners[static_cast<size_t>(r)], options(r, generation));
     }
     std::unique_ptr<Collectives> collectives(int r, double stall_s = 20) const {
-        return connect_host_collectives(*listeners[static_cast<size_t>(r)], job_key, "dp", 0, r, members, 20, stall_s);
+        return connect_host_collectives(*listeners[static_cast<size_t>(r)], {.job_key = job_key, .name = "dp", .index = r, .members = members, .connect_s = 20}, stall_s);
     }
 };
 

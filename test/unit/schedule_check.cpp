@@ -86,7 +86,6 @@ public:
     int& operator[](const Action& a) {
         return cells_[size_ * static_cast<size_t>(a.act) + static_cast<size_t>(a.chunk) * micros_ + a.micro];
     }
-    int operator[](const Action& a) const { return const_cast<Table&>(*this)[a]; }
 
 private:
     int micros_;

@@ -30,12 +30,6 @@ Ids bytes_and_end(const std::string& text) {
     return ids;
 }
 
-std::string text_of(const Tokenizer& tokenizer, const Ids& ids) {
-    std::string text;
-    for (const int32_t id : ids) text += tokenizer.piece(id);
-    return text;
-}
-
 void append(Ids& to, const Ids& from) { to.insert(to.end(), from.begin(), from.end()); }
 
 std::string long_text(int lines) {
@@ -220,7 +214,7 @@ TEST_CASE("bad text is one sentence each and leaves nothing behind") {
     };
     const std::string fine = "{\"text\": \"fine\"}\n";
     CHECK_PROBLEM(lines(fine + fine + "{\"text\": \"a\xff\"}\n"), "not UTF-8 at byte offset 45");
-    CHECK_PROBLEM(lines(fine + "\n" + fine + "{\"text\": \"a\"\n"), "x.jsonl line 4: not JSON");
+    CHECK_PROBLEM(lines(fine + "\n" + fine + "{\"text\": \"a\"\n"), "x.jsonl line 4: the JSON, byte 12: syntax error");
     CHECK_PROBLEM(lines(fine + "{\"body\": \"a\"}\n"), "line 2: has neither \"text\" nor");
     CHECK_PROBLEM(lines("{\"text\": 5}\n"), "line 1: \"text\" is a number, not a string");
     CHECK_PROBLEM(lines("[1]\n"), "line 1: not a JSON object");
@@ -235,11 +229,10 @@ TEST_CASE("bad text is one sentence each and leaves nothing behind") {
 }
 
 TEST_CASE("the command line: usage errors are problems with a suggestion") {
-    const auto run = [](const std::vector<std::string>& args) { return data_command(args); };
-    CHECK_PROBLEM(run({"tokenise", "x"}), "2: unknown argument tokenise: did you mean tokenize?");
-    CHECK_PROBLEM(run({"tokenize", "x", "--out", "y", "--tokeniser", "bytes"}), "did you mean --tokenizer?");
-    CHECK_PROBLEM(run({"tokenize", "x", "--out", "y", "--format", "foo"}), "2: --format must be one of llmc or megatron, not \"foo\"");
-    CHECK_PROBLEM(run({"tokenize", "x"}), "2: --out is required");
-    CHECK_PROBLEM(run({}), "2: A subcommand is required");
-    CHECK_PROBLEM(run({"inspect", "/nonexistent.bin"}), "3: there is no token file");
+    CHECK_PROBLEM(data_command({"tokenise", "x"}), "2: unknown argument tokenise: did you mean tokenize?");
+    CHECK_PROBLEM(data_command({"tokenize", "x", "--out", "y", "--tokeniser", "bytes"}), "did you mean --tokenizer?");
+    CHECK_PROBLEM(data_command({"tokenize", "x", "--out", "y", "--format", "foo"}), "2: --format must be one of llmc or megatron, not \"foo\"");
+    CHECK_PROBLEM(data_command({"tokenize", "x"}), "2: --out is required");
+    CHECK_PROBLEM(data_command({}), "2: A subcommand is required");
+    CHECK_PROBLEM(data_command({"inspect", "/nonexistent.bin"}), "3: there is no token file");
 }

@@ -9,6 +9,7 @@
 #include "base/error.h"
 #include "data/tokenizer.h"
 #include "data/utf8.h"
+#include "test/unit/data_files.h"
 
 using namespace trifold;
 using nlohmann::json;
@@ -88,21 +89,6 @@ struct IdHash {
     }
     void add(uint64_t number) { value = (value ^ number) * 0x100000001B3u; }
 };
-
-std::string problem_of(const std::function<void()>& action) {
-    try {
-        action();
-    } catch (const Problem& problem) {
-        return problem.what();
-    }
-    return "no problem";
-}
-
-std::string text_of(const Tokenizer& tokenizer, const std::vector<int32_t>& ids) {
-    std::string text;
-    for (const int32_t id : ids) text += tokenizer.piece(id);
-    return text;
-}
 
 // A tokenizer.json on disk for the length of a test.
 class ChangedTokenizer {
@@ -306,5 +292,5 @@ TEST_CASE("unknown kinds of tokenizer.json are refused by name") {
     says(problem_of([] { Tokenizer::load("/nonexistent/tokenizer.json"); }),
          "there is no tokenizer /nonexistent/tokenizer.json");
     says(problem_of([] { Tokenizer::load("/"); }), "is a folder");
-    says(problem_of([] { Tokenizer::load(TRIFOLD_TEST_FOLDER "/unit/main.cpp"); }), "is not JSON");
+    says(problem_of([] { Tokenizer::load(TRIFOLD_TEST_FOLDER "/unit/main.cpp"); }), "main.cpp, line 1, column 1: syntax error");
 }
