@@ -152,4 +152,22 @@ inline bool same_for_thread_counts(const std::function<std::vector<std::byte>()>
     return one == two;
 }
 
+// Tokens or the like: `count` numbers of [0, below].
+inline std::vector<int32_t> some_integers(int64_t count, int64_t below, uint64_t seed) {
+    test::Numbers numbers(seed);
+    std::vector<int32_t> v;
+    for (int64_t i = 0; i < count; ++i)
+        v.push_back(static_cast<int32_t>((numbers.next() + 1) / 2 * static_cast<double>(below)));
+    return v;
+}
+
+// The cuts of `total` rows into ranks; with 4, one rank has none.
+inline std::vector<int64_t> cuts(int64_t total, int64_t ranks) {
+    std::vector<int64_t> c{0, total};
+    if (ranks > 1) c.insert(c.begin() + 1, total / 3);
+    if (ranks > 2) c.insert(c.begin() + 2, total / 3 + 1);
+    if (ranks > 3) c.insert(c.begin() + 3, total / 3 + 1);
+    return c;
+}
+
 }  // namespace trifold::test
