@@ -18,6 +18,7 @@
 #include <random>
 
 #include "kernels/arena.h"
+#include "kernels/cuda/cudnn_attention.h"
 #include "kernels/cuda/matmul.h"
 #include "kernels/cuda/runtime.h"
 #include "kernels/gpu_rate.h"
@@ -259,31 +260,38 @@ void matrix_cases(std::vector<Case>& cases, DType act, int64_t N) {
         const double flops = 4.0 * static_cast<double>(B * heads * head) * static_cast<double>(T) * static_cast<double>(T) / 2;
         const std::string tag = fmt::format(" T{} D{}", T, head);
         const float scale = 1.0f / std::sqrt(static_cast<float>(head));
-        const auto forward = [=](Operands& m) {
+        const auto forward = [=](Operands& m, AttentionChoice by) {
             const Tensor qkv = m.floats(act, B * T * S);
             AttentionForward a{.q_NHD = qkv, .k_NKD = qkv.from(C), .v_NKD = qkv.from(2 * C), .doc_start_N = {}, .o_NHD = m.empty(act, B * T * C),
                                .lse_BHT = m.empty(DType::f32, B * heads * T), .workspace = {}, .B = B, .Tq = T, .Tk = T, .H = heads, .K = heads, .D = head,
-                               .q_stride = S, .kv_stride = S, .q_batch_stride = T * S, .kv_batch_stride = T * S, .scale = scale};
+                               .q_stride = S, .kv_stride = S, .q_batch_stride = T * S, .kv_batch_stride = T * S, .scale = scale, .by = by};
             a.workspace = m.empty(DType::u8, cuda::attention_workspace(a));
             return a;
         };
-        add("attention_forward" + tag, [=](Operands& m) {
-            const AttentionForward a = forward(m);
-            return matrix(flops, [=](Stream& s) { attention_forward(s, a); });
-        });
-        add("attention_backward" + tag, [=](Operands& m) {
-            const AttentionForward f = forward(m);
+        const auto add_forward = [=](const std::string& who, AttentionChoice by) {
+            add(who + "attention_forward" + tag, [=](Operands& m) {
+                const AttentionForward a = forward(m, by);
+                return matrix(flops, [=](Stream& s) { attention_forward(s, a); });
+            });
+        };
+        const auto add_backward = [=](const std::string& who, AttentionChoice by) { add(who + "attention_backward" + tag, [=](Operands& m) {
+            const AttentionForward f = forward(m, by);
             const Tensor dqkv = m.empty(act, B * T * S);
             AttentionBackward a{.q_NHD = f.q_NHD, .k_NKD = f.k_NKD, .v_NKD = f.v_NKD, .o_NHD = f.o_NHD, .do_NHD = m.floats(act, B * T * C), .lse_BHT = f.lse_BHT,
                                 .doc_start_N = {}, .dq_NHD = dqkv, .dk_NKD = dqkv.from(C), .dv_NKD = dqkv.from(2 * C), .workspace = {}, .B = B, .T = T, .H = heads, .K = heads,
-                                .D = head, .q_stride = S, .kv_stride = S, .q_batch_stride = T * S, .kv_batch_stride = T * S, .scale = scale};
+                                .D = head, .q_stride = S, .kv_stride = S, .q_batch_stride = T * S, .kv_batch_stride = T * S, .scale = scale, .by = by};
             a.workspace = m.empty(DType::u8, cuda::attention_workspace(a));
             bool first = true;
             return matrix(2.5 * flops, [=](Stream& s) mutable {
                 if (std::exchange(first, false)) attention_forward(s, f);
                 attention_backward(s, a);
             });
-        });
+        }); };
+        add_forward("", {}), add_backward("", {});
+        if (act != DType::bf16 || !cuda::cudnn_problem().empty()) continue;
+        add_forward("cudnn_", {AttentionLibrary::cudnn, true});
+        add_backward("cudnn_repeatable_", {AttentionLibrary::cudnn, true});
+        add_backward("cudnn_", {AttentionLibrary::cudnn, false});
     }
 }
 
@@ -317,6 +325,7 @@ int run(const Options& o) {
         std::fflush(stdout);
         all["operations"].push_back({{"name", c.name}, {"seconds", seconds}, {memory ? "bytes_per_s" : "flops", rate}, {"share", share}});
     }
+    if (const std::string problem = cuda::cudnn_problem(); !problem.empty()) fmt::print("\ncuDNN's attention was not measured: {}\n", problem);
     fmt::print("\nproducts and their algorithms:\n");
     for (const std::string& line : cuda::matmul_choices()) fmt::print("  {}\n", line);
     all["matmul_choices"] = cuda::matmul_choices();

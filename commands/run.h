@@ -85,6 +85,7 @@ private:
     void dump(const std::string& path, const std::vector<StateSlice>& slices);
 
     // Made in this order, and ended in the reverse one.
+    std::string attention_reason_;  // found while config_ is made
     const Config config_;
     World& world_;
     const Coordinates place_;

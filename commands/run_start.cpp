@@ -6,7 +6,9 @@
 #include "base/text.h"
 #include "checkpoint/files.h"
 #include "checkpoint/huggingface.h"
+#include "commands/attention.h"
 #include "commands/run.h"
+#include "kernels/cuda/cudnn_attention.h"
 #include "kernels/cuda/runtime.h"
 #include "model/flops.h"
 #include "model/options.h"
@@ -18,14 +20,21 @@ namespace {
 // Ranks start together, but one may have to read and verify a large checkpoint, alone or from a slow disk.
 constexpr double start_up_s = 3600;
 
-Config with_run_directory(const Config& config, World& world) {
+void make_run_directory(const Config& config, World& world) {
     std::error_code error;
     if (world.rank() == 0) std::filesystem::create_directories(config.run.dir, error);
     if (world.rank() == 0 && (error || !std::filesystem::is_directory(config.run.dir)))
         refuse(Exit::usage, "cannot create the run directory {}: {}; give another with --run.dir", config.run.dir,
                error ? error.message() : "a file has this name");
     world.barrier("the run directory");
-    return config;
+}
+
+// What is still open can be decided now that the GPU and the folder are there.
+Config settled(const Config& config, World& world, std::string& attention_reason) {
+    make_run_directory(config, world);
+    Config c = config;
+    attention_reason = settle_attention(c, world);
+    return c;
 }
 
 StoreOptions store_options(const Config& c, World& world) {
@@ -42,7 +51,7 @@ size_t hosts_of(const World& world) {
 }  // namespace
 
 Run::Run(const Config& config, World& world)
-    : config_(with_run_directory(config, world)),
+    : config_(settled(config, world, attention_reason_)),
       world_(world),
       place_(mesh_of(config).at(world.rank())),
       trace_(config.run.trace ? Trace(config.run.dir, world.rank(), world.clock_offset_ns()) : Trace()),
@@ -162,6 +171,10 @@ void Run::print_start() const {
     line("device", config_.run.device == Device::cuda ? gpu.text
                                                      : fmt::format("cpu, {} thread{}{}", config_.run.threads, config_.run.threads == 1 ? "" : "s",
                                                                    passed_over ? "; the GPU knows head sizes 64, 96 and 128 only" : ""));
+    if (config_.run.device == Device::cuda) {
+        const bool cudnn = config_.run.attention == AttentionLibrary::cudnn;
+        line("attention", fmt::format("{}{}", cudnn ? "cuDNN " + cuda::cudnn_version() : "our own", attention_reason_.empty() ? "" : ": " + attention_reason_));
+    }
     const size_t hosts = hosts_of(world_);
     if (world_.size() > 1)
         line("mesh", fmt::format("{} ranks on {} host{}: tp {}, pp {}{}, dp {}; {}, zero {}, {} micro-batches a step", world_.size(), hosts, hosts == 1 ? "" : "s",

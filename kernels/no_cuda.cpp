@@ -1,4 +1,5 @@
 // kernels/no_cuda.cpp   Stands in for kernels/cuda/ in builds without a CUDA toolkit: there is no GPU, so nothing else is ever called.
+#include "kernels/cuda/cudnn_attention.h"
 #include "kernels/cuda/runtime.h"
 #include "kernels/ops.h"
 
@@ -44,6 +45,9 @@ void Streams::observe(const StreamObserver&) { TRIFOLD_NEVER; }
     void op(CUstream_st*, const Args&) { TRIFOLD_NEVER; }
 TRIFOLD_OPS(X)
 #undef X
+std::string cudnn_problem() { return probe().text; }
+std::string cudnn_version() { return ""; }
+
 int64_t attention_workspace(const AttentionForward&) { TRIFOLD_NEVER; }
 int64_t attention_workspace(const AttentionBackward&) { TRIFOLD_NEVER; }
 int64_t linear_workspace(int64_t, int64_t) { TRIFOLD_NEVER; }

@@ -24,6 +24,14 @@ enum class Accumulate : uint8_t { overwrite, add };
 enum class NormKind : uint8_t { layernorm, rmsnorm };
 enum class ActivationKind : uint8_t { gelu_tanh, gelu_erf, swiglu };
 
+// Whose attention a GPU computes with (kernels/cuda/cudnn_attention.h); CPUs have their own only. `automatic` is for those who choose:
+// operations take it for `own`.
+enum class AttentionLibrary : uint8_t { automatic, own, cudnn };
+struct AttentionChoice {
+    AttentionLibrary library = AttentionLibrary::own;
+    bool repeatable = true;  // the same bits every time; ours always are, cuDNN's cost time and memory then
+};
+
 // Each argument struct lists its views once; the stream engine reads the accesses from them.
 #define TRIFOLD_VIEWS(...) \
     auto views() const { return std::tie(__VA_ARGS__); }
@@ -111,6 +119,7 @@ struct AttentionForward {
     int64_t q_batch_stride = 0, kv_batch_stride = 0; // elements between consecutive sequences
     int64_t window = 0;
     float scale = 1.0f;
+    AttentionChoice by = {};
     TRIFOLD_VIEWS(q_NHD, k_NKD, v_NKD, doc_start_N, o_NHD, lse_BHT, workspace)
 };
 
@@ -198,6 +207,7 @@ struct AttentionBackward {
     int64_t q_stride = 0, kv_stride = 0, q_batch_stride = 0, kv_batch_stride = 0;
     int64_t window = 0;
     float scale = 1.0f;
+    AttentionChoice by = {};  // as in the forward pass
     TRIFOLD_VIEWS(q_NHD, k_NKD, v_NKD, o_NHD, do_NHD, lse_BHT, doc_start_N, dq_NHD, dk_NKD, dv_NKD, workspace)
 };
 

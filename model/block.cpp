@@ -28,8 +28,14 @@ void linear_weight_gradient(Stream& s, const LinearParams& p, const Tensor& dy, 
                                .N = N, .I = p.I, .O = p.O});
 }
 
+// What of a call is the layer's own.
+struct AttentionKind {
+    int64_t window = 0;
+    AttentionChoice by = {};
+};
+
 // The attention arguments of q, k and v inside one fused buffer of rows (q heads, k heads, v heads).
-template <class Args> Args fused_attention(const LocalSizes& m, const SequenceInfo& seq, int64_t window) {
+template <class Args> Args fused_attention(const LocalSizes& m, const SequenceInfo& seq, const AttentionKind& kind) {
     const int64_t S = m.qkv_width();
     Args a;
     a.B = seq.B;
@@ -38,21 +44,22 @@ template <class Args> Args fused_attention(const LocalSizes& m, const SequenceIn
     a.D = m.head_dim;
     a.q_stride = a.kv_stride = S;
     a.q_batch_stride = a.kv_batch_stride = seq.T * S;
-    a.window = window;
+    a.window = kind.window;
+    a.by = kind.by;
     a.scale = 1.0f / std::sqrt(static_cast<float>(m.head_dim));
     a.doc_start_N = seq.doc_start_N;
     return a;
 }
-AttentionForward forward_arguments(const LocalSizes& m, const SequenceInfo& seq, int64_t window, const Tensor& qkv) {
-    auto a = fused_attention<AttentionForward>(m, seq, window);
+AttentionForward forward_arguments(const LocalSizes& m, const SequenceInfo& seq, const AttentionKind& kind, const Tensor& qkv) {
+    auto a = fused_attention<AttentionForward>(m, seq, kind);
     a.q_NHD = qkv;
     a.k_NKD = qkv.from(m.q_width());
     a.v_NKD = qkv.from(m.q_width() + m.kv_width());
     a.Tq = a.Tk = seq.T;
     return a;
 }
-AttentionBackward backward_arguments(const LocalSizes& m, const SequenceInfo& seq, int64_t window, const Tensor& qkv, const Tensor& dqkv) {
-    auto a = fused_attention<AttentionBackward>(m, seq, window);
+AttentionBackward backward_arguments(const LocalSizes& m, const SequenceInfo& seq, const AttentionKind& kind, const Tensor& qkv, const Tensor& dqkv) {
+    auto a = fused_attention<AttentionBackward>(m, seq, kind);
     const int64_t k = m.q_width(), v = k + m.kv_width();
     a.q_NHD = qkv;
     a.k_NKD = qkv.from(k);
@@ -134,11 +141,16 @@ BlockWorkspace reserve_workspace(const ModelConfig& m, const BlockShape& shape, 
     const auto reserve = [&](DType t, int64_t elems) { return arena.reserve(MemoryClass::workspace, t, elems); };
     const SequenceInfo seq{.B = shape.B, .T = shape.T};
     const Tensor qkv{nullptr, type, N * local.qkv_width()};
-    int64_t attention = attention_workspace(arena.device(), forward_arguments(local, seq, 0, qkv));
+    int64_t attention = 0;
+    for (const auto& [window, layers] : m.layers_by_window()) {
+        const AttentionKind kind{window, shape.attention};
+        attention = std::max(attention, attention_workspace(arena.device(), forward_arguments(local, seq, kind, qkv)));
+        if (passes == Passes::forward_and_backward)
+            attention = std::max(attention, attention_workspace(arena.device(), backward_arguments(local, seq, kind, qkv, qkv)));
+    }
     BlockWorkspace w;
     w.delta_nC = reserve(type, n * m.hidden);
     if (passes == Passes::forward_and_backward) {
-        attention = std::max(attention, attention_workspace(arena.device(), backward_arguments(local, seq, 0, qkv, qkv)));
         w.dy_nC = reserve(type, n * m.hidden);
         w.do_NHD = reserve(type, N * local.q_width());
         w.dqkv_NS = reserve(type, N * local.qkv_width());
@@ -151,11 +163,12 @@ BlockWorkspace reserve_workspace(const ModelConfig& m, const BlockShape& shape, 
     return w;
 }
 
-Block::Block(const ModelConfig& model, const ParameterTable& table, const FlatBuffers& flat, int layer)
+Block::Block(const ModelConfig& model, const ParameterTable& table, const FlatBuffers& flat, int layer, AttentionChoice attention)
     : model_(model),
       local_(model, table.placement().tp),
       p_(layer_params(model, table, flat, layer)),
       window_(model.window_of(layer)),
+      attention_(attention),
       forward_name_("layer " + std::to_string(layer) + " forward"),
       backward_name_("layer " + std::to_string(layer) + " backward") {}
 
@@ -278,7 +291,7 @@ void Block::attention_forward(Stream& s, const Gathered& y, const SequenceInfo& 
                               .rstd_NH = a.k_rstd_NH, .weight_D = p_.k_norm.w, .eps = eps, .N = N, .heads = local_.kv_heads, .D = D, .stride = S});
     }
     rotate(s, model_.position, local_, seq, a.qkv_NS, +1);
-    AttentionForward args = forward_arguments(local_, seq, window_, a.qkv_NS);
+    AttentionForward args = forward_arguments(local_, seq, {window_, attention_}, a.qkv_NS);
     if (cache) attend_to_cache(s, local_, seq, *cache, args);
     args.o_NHD = a.o_NHD;
     args.lse_BHT = a.lse_BHT;
@@ -290,7 +303,7 @@ void Block::attention_backward(Stream& s, const Gathered& ddelta, const Sequence
                                const Tensor& dqkv, const TensorParallel& tp, Accumulate accumulate) const {
     const int64_t N = seq.tokens(), D = model_.head_dim, S = local_.qkv_width();
     tp.on_arrival(s, ddelta, [&](int64_t first, int64_t rows) { linear_input_gradient(s, p_.out, ddelta.full_NC, w.do_NHD, w, {first, rows}); });
-    AttentionBackward args = backward_arguments(local_, seq, window_, a.qkv_NS, dqkv);
+    AttentionBackward args = backward_arguments(local_, seq, {window_, attention_}, a.qkv_NS, dqkv);
     args.o_NHD = a.o_NHD;
     args.do_NHD = w.do_NHD;
     args.lse_BHT = a.lse_BHT;

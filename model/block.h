@@ -59,6 +59,7 @@ struct BlockShape {
     int64_t B = 0, T = 0;
     int tp = 1;
     DType type = DType::f32;
+    AttentionChoice attention = {};
     int64_t N() const { return B * T; }
     int64_t n() const { return N() / tp; }
 };
@@ -71,7 +72,7 @@ BlockWorkspace reserve_workspace(const ModelConfig&, const BlockShape&, Passes, 
 
 class Block {
 public:
-    Block(const ModelConfig& model, const ParameterTable& table, const FlatBuffers& flat, int layer);
+    Block(const ModelConfig& model, const ParameterTable& table, const FlatBuffers& flat, int layer, AttentionChoice attention = {});
 
     // x is the residual stream; `delta` (may be empty) is added to it first. Leaves its own delta in w.delta_nC and
     // returns the residual stream that it belongs to (a.mid_nC or a.x_nC).
@@ -105,6 +106,7 @@ private:
     LocalSizes local_;
     LayerParams p_;
     int64_t window_;
+    AttentionChoice attention_;
     std::string forward_name_, backward_name_;  // for profilers
 };
 

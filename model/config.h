@@ -46,6 +46,12 @@ struct ModelConfig {
 
     // The window of global layer l (0: full attention).
     int64_t window_of(int64_t l) const { return full_attention_every > 0 && (l + 1) % full_attention_every == 0 ? 0 : window; }
+    // How many layers have which window.
+    std::map<int64_t, int64_t> layers_by_window() const {
+        std::map<int64_t, int64_t> layers_of;
+        for (int64_t l = 0; l < layers; ++l) ++layers_of[window_of(l)];
+        return layers_of;
+    }
     bool swiglu() const { return activation == ActivationKind::swiglu; }
     bool has_bias(bool qkv) const { return bias == Bias::all || (bias == Bias::qkv && qkv); }
 };
@@ -127,6 +133,7 @@ struct RunConfig {
     std::string dir;                   // derived: runs/DATE-TIME
     Device device = Device::automatic;
     Comm comm = Comm::automatic;
+    AttentionLibrary attention = AttentionLibrary::automatic;  // derived; what is left is decided on the GPU (commands/attention.h)
     int64_t threads = 0;               // derived: cores this process may use / ranks on this host
     int64_t log_every = 1;
     bool trace = false, tensorboard = true, deterministic = true;

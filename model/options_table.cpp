@@ -130,11 +130,12 @@ constexpr Option table[] = {
     {OPTION(run.dir), "folder of everything the run writes", {.derived = "runs/DATE-TIME"}},
     {OPTION(run.device), "where the model is computed", {.choices = "auto|cpu|cuda"}},
     {OPTION(run.comm), "what carries data between ranks: NCCL between GPUs, sockets between hosts' memories; host with GPUs copies through it, so that ranks may share one", {.choices = "auto|nccl|host"}},
+    {OPTION(run.attention), "on GPUs in bf16: our own, or cuDNN's; auto takes cuDNN's where a trial at the start finds it right and at least 5 % faster", {.choices = "auto|own|cudnn"}},
     {OPTION(run.threads), "of this process on CPUs", {.range = between(1, 4096), .derived = "CPUs it may use / ranks of this host"}},
     {OPTION(run.log_every), "print a line every so many steps", {.range = between(1, most_steps), .unit = "steps"}},
     {OPTION(run.trace), "timeline for Perfetto in run.dir/trace", {}},
     {OPTION(run.tensorboard), "event files for TensorBoard in run.dir", {}},
-    {OPTION(run.deterministic), "the same bits from run to run (CPU: always); off: NCCL chooses its fastest sums", {}},
+    {OPTION(run.deterministic), "the same bits from run to run (CPU: always); off: NCCL and cuDNN choose their fastest sums", {}},
 
     {OPTION(launch.store), "HOST:PORT of rank 0's store, where the launcher brings no MPI (Slurm, Hydra)", {.derived = "from MPI"}},
     {OPTION(launch.interface), "network interface, or address, at which other hosts reach this one", {.derived = "the one that reaches the store"}},

@@ -96,6 +96,8 @@ void derive_run(Config& c, int local_ranks) {
         derive(c, "run.device", c.run.device, Device::automatic, gpu.state == cuda::GpuState::found && fits ? Device::cuda : Device::cpu);
     }
     derive(c, "run.comm", c.run.comm, Comm::automatic, c.run.device == Device::cuda ? Comm::nccl : Comm::host);
+    const bool open = c.run.device == Device::cuda && c.train.dtype == DType::bf16 && c.data.documents == Documents::joined;
+    if (!open) derive(c, "run.attention", c.run.attention, AttentionLibrary::automatic, AttentionLibrary::own);
     derive(c, "run.threads", c.run.threads, int64_t{0}, std::max<int64_t>(1, usable_cpus() / local_ranks));
     derive(c, "checkpoint.dir", c.checkpoint.dir, std::string(), c.run.dir + "/checkpoints");
 }
@@ -185,6 +187,9 @@ void check_build_limits(const Config& c) {
             "model.head_dim = {}, but attention on a GPU knows head sizes 64, 96 and 128: change the model, or use --run.device=cpu",
             c.model.head_dim);
     require(c.run.comm != Comm::nccl || gpu, "run.comm = nccl carries data between GPUs: use --run.device=cuda, or --run.comm=host");
+    require(c.run.attention != AttentionLibrary::cudnn || (gpu && c.train.dtype == DType::bf16 && c.data.documents == Documents::joined),
+            "run.attention = cudnn is for GPUs, in bf16, on joined documents (here: {}, {}, {}): leave it out, and our own attention does it", name_of(c.run.device),
+            name_of(c.train.dtype), c.data.documents == Documents::joined ? "joined" : "isolated");
     require(!gpu || c.debug.streams == StreamMode::normal,
             "debug.streams = adversarial is a check of the CPU backend: use --run.device=cpu with it");
     require(c.run.deterministic || gpu, "run.deterministic = off lets NCCL choose its fastest sums; on CPUs every operation is deterministic: leave it on");

@@ -63,12 +63,12 @@ Stage::Stage(const ModelConfig& m, const ParameterTable& table, const FlatBuffer
         cos_TR_ = scratch(DType::f32, m.max_seq * m.head_dim / 2);
         sin_TR_ = scratch(DType::f32, m.max_seq * m.head_dim / 2);
     }
-    const BlockShape shape{options.B, options.T, tp_.size(), options.type};
+    const BlockShape shape = block_shape();
     const BlockActivations* shared = nullptr;
     chunks_.reserve(table.placement().chunks.size());
     for (const Part& part : table.placement().chunks) {
         Chunk& c = chunks_.emplace_back(Chunk{.part = part});
-        for (int l = part.first_layer; l < part.last_layer; ++l) c.blocks.emplace_back(m, table, flat, l);
+        for (int l = part.first_layer; l < part.last_layer; ++l) c.blocks.emplace_back(m, table, flat, l, options.attention);
         if (part.head) head_ = std::make_unique<Head>(m, table, flat, options.type, N, options.passes, tp_, arena);
         const int slots = options.slots[chunks_.size() - 1];
         c.slots.reserve(static_cast<size_t>(slots));
@@ -84,7 +84,7 @@ Stage::Stage(const ModelConfig& m, const ParameterTable& table, const FlatBuffer
 
 // `shared`: the parts of activations that recomputation redoes, once there are any.
 Stage::Slot Stage::make_slot(const Part& part, const BlockActivations*& shared, Arena& arena) const {
-    const BlockShape shape{options_.B, options_.T, tp_.size(), options_.type};
+    const BlockShape shape = block_shape();
     const int64_t N = shape.N();
     const auto ids = [&](bool needed) { return needed ? arena.reserve(MemoryClass::workspace, DType::i32, N) : Tensor{}; };
     const bool backward = options_.passes == Passes::forward_and_backward, rope = model_.position == Position::rope;

@@ -35,6 +35,7 @@ struct StageOptions {
     Documents documents = Documents::joined;
     WeightGradients weight_gradients = WeightGradients::with_input_gradients;
     std::vector<int> slots = {1};  // of each chunk
+    AttentionChoice attention = {};
 };
 
 class Stage {
@@ -77,6 +78,7 @@ private:
         int64_t backwards = 0, weight_backwards = 0;  // in this step
     };
     const Slot& at(int chunk, int slot) const { return chunks_[static_cast<size_t>(chunk)].slots[static_cast<size_t>(slot)]; }
+    BlockShape block_shape() const { return {options_.B, options_.T, tp_.size(), options_.type, options_.attention}; }
     Slot make_slot(const Part&, const BlockActivations*& shared, Arena&) const;
     void load(Stream&, const Slot&, const Part&, const TokenBatch&);
     void embed(Stream&, const Slot&);

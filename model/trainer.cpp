@@ -23,7 +23,8 @@ Fold fold_of(bool on) { return on ? Fold::on : Fold::off; }
 StageOptions stage_options(const Config& c, const StageProgram& program) {
     const bool apart = std::any_of(program.actions.begin(), program.actions.end(), [](const Action& a) { return a.act == Act::W; });
     return {.type = c.train.dtype, .B = c.train.micro_batch, .T = c.train.seq, .recompute = c.train.recompute, .documents = c.data.documents,
-            .weight_gradients = apart ? WeightGradients::apart : WeightGradients::with_input_gradients, .slots = program.slots.count};
+            .weight_gradients = apart ? WeightGradients::apart : WeightGradients::with_input_gradients, .slots = program.slots.count,
+            .attention = {c.run.attention, c.run.deterministic}};
 }
 
 int stage_of(const Config& c, int rank) { return mesh_of(c).at(rank).pp; }

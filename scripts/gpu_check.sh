@@ -34,6 +34,7 @@ build() {  # build FOLDER FLAGS...
         { tail -n 20 "$1.log" >&2; echo "gpu_check: the build failed, see $1.log" >&2; exit 1; }
 }
 if [ -n "$pack" ]; then
+    scripts/install_cudnn_frontend.sh || echo "gpu_check: packed without cuDNN's attention" >&2
     work=$(mktemp -d)
     trap 'rm -rf "$work"' EXIT
     build "$work/build" -DTRIFOLD_BUNDLE=on
@@ -122,13 +123,18 @@ small=(--model.preset=gpt2-124m --model.layers=2 --train.dtype=bf16 --train.seq=
 [ -z "$rehearse" ] || small=(--model.layers=1 --model.hidden=64 --model.head_dim=64 --model.heads=1 --model.vocab=50257 --model.max_seq=32 --train.dtype=bf16 --train.seq=32 --train.micro_batch=1)
 cat >"$work/repeat.sh" <<'END'
 for run in once again; do
-    (train "repeat-$run" 3 "$@" --debug.dump_params="$work/$run.params") >"$work/repeat.log" 2>&1 || { tail -n 5 "$work/repeat.log"; exit 1; }
+    (train "repeat-$run" 3 "$@" --debug.dump_params="$work/$run.params") >"$work/repeat.log" 2>&1 || {
+        tail -n 5 "$work/repeat.log"
+        grep -q 'run.attention = cudnn, but' "$work/repeat.log" && exit 77
+        exit 1
+    }
 done
 cmp "$work/once.params" "$work/again.params" && echo "weights after 3 steps are equal, $(stat -c %s "$work/once.params") bytes"
 END
 export -f train
 export work trifold device
-verdict "the same seed gives the same bits" 200 bash "$work/repeat.sh" "${small[@]}"
+verdict "the same seed gives the same bits" 200 bash "$work/repeat.sh" "${small[@]}" --run.attention=own
+verdict "the same with cuDNN's attention" 200 bash "$work/repeat.sh" "${small[@]}" --run.attention=cudnn
 
 # ---------------------------------------------------------------- 4 ranks
 # No launcher is needed: Hydra's variables say who is who. NCCL refuses ranks that share a GPU, so they send through the host.
@@ -192,6 +198,7 @@ speed() {  # speed NAME STEPS OPTIONS...
     tokens=$(field tokens_per_s "$work/steps" | median) mfu=$(field mfu "$work/steps" | median) memory=$(field mem_bytes "$work/steps" | median)
     printf '| %s | %.0f | %.1f %% | %.1f GiB | %s |\n' "$name" "$tokens" "$(awk -v m="$mfu" 'BEGIN { print 100 * m }')" "$(awk -v b="$memory" 'BEGIN { print b / 2^30 }')" \
         "$(field loss "$work/steps" | tail -n 1)" >>"$work/speeds"
+    grep -m 1 '^attention' "$log" | sed "s/^attention */- $name: attention by /" >>"$work/choices"
     printf '{"name": "%s", "tokens_per_s": %s, "mfu": %s, "mem_bytes": %s}\n' "$name" "$tokens" "$mfu" "$memory" >>"$work/speeds.jsonl"
 }
 peer() {  # peer NAME OPTIONS...
@@ -223,6 +230,7 @@ name=$out/$(date +%F)-gpu
     if [ -s "$work/speeds" ]; then
         printf '\nTraining in bf16, one GPU, medians of the steps after the third:\n\n| model, sequences x tokens | tokens/s | MFU | memory | last loss |\n| --- | --- | --- | --- | --- |\n'
         cat "$work/speeds"
+        [ ! -s "$work/choices" ] || { echo; cat "$work/choices"; }
     fi
     [ ! -s "$work/operations" ] || { printf '\n```\n'; cat "$work/operations"; printf '```\n'; }
 } >"$name.md"

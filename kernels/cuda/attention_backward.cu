@@ -26,6 +26,7 @@
 //            dq alike.
 #include "kernels/cuda/attention_backward.cuh"
 #include "kernels/cuda/attention_fragments.cuh"
+#include "kernels/cuda/cudnn_attention.h"
 
 namespace trifold::cuda {
 namespace attention {
@@ -418,13 +419,17 @@ void backward_bf16(cudaStream_t stream, const AttentionBackward& a, int room) {
 }  // namespace
 }  // namespace attention
 
-void attention_backward(cudaStream_t stream, const AttentionBackward& a) { attention_backward(stream, a, room_of_gpu()); }
+void attention_backward(cudaStream_t stream, const AttentionBackward& a) {
+    if (is_for_cudnn(a) && a.B * a.T > 0) return cudnn_attention_backward(stream, a);
+    attention_backward(stream, a, room_of_gpu());
+}
 void attention_backward(cudaStream_t stream, const AttentionBackward& a, int room) {
     if (a.B * a.T * a.H * a.D == 0) return;
     a.q_NHD.dtype == DType::bf16 ? attention::backward_bf16(stream, a, room) : attention::backward_fp32(stream, a, room);
 }
 
 int64_t attention_workspace(const AttentionBackward& a) {
+    if (is_for_cudnn(a)) return cudnn_attention_workspace(a);
     return a.q_NHD.dtype == DType::bf16 ? attention::cut_workspace(a, nullptr).bytes
                                         : attention::backward_fp32_workspace(a);
 }

@@ -18,6 +18,7 @@
 // A query that sees no key gets o = 0 and lse = -infinity.
 #include "kernels/cuda/attention_forward.cuh"
 #include "kernels/cuda/attention_fragments.cuh"
+#include "kernels/cuda/cudnn_attention.h"
 
 namespace trifold::cuda {
 namespace attention {
@@ -264,7 +265,10 @@ void forward_bf16(cudaStream_t stream, const AttentionForward& a, int room) {
 }  // namespace
 }  // namespace attention
 
-void attention_forward(cudaStream_t stream, const AttentionForward& a) { attention_forward(stream, a, room_of_gpu()); }
+void attention_forward(cudaStream_t stream, const AttentionForward& a) {
+    if (is_for_cudnn(a) && a.B * a.Tq > 0) return cudnn_attention_forward(stream, a);
+    attention_forward(stream, a, room_of_gpu());
+}
 void attention_forward(cudaStream_t stream, const AttentionForward& a, int room) {
     if (a.B * a.Tq * a.H * a.D == 0) return;
     a.q_NHD.dtype == DType::bf16 ? attention::forward_bf16(stream, a, room) : attention::forward_fp32(stream, a, room);
@@ -272,6 +276,7 @@ void attention_forward(cudaStream_t stream, const AttentionForward& a, int room)
 
 // Enough for fewer queries and for any number of keys as well.
 int64_t attention_workspace(const AttentionForward& a) {
+    if (is_for_cudnn(a)) return cudnn_attention_workspace(a);
     const int64_t rows = a.B * a.H * attention::split_queries * attention::max_parts;
     attention::Cutter cut;
     cut.take<float>(rows * a.D);

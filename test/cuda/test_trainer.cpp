@@ -1,6 +1,7 @@
 // test/cuda/test_trainer.cpp   The whole trainer on the device against the CPU: gradients of every parameter, 20 steps of training,
 // and what must repeat bit for bit.
 #include "test/catch.h"
+#include "test/cuda/with_cudnn.h"
 #include "test/unit/tiny_training.h"
 #if defined(TRIFOLD_EMULATION)
 #include "test/emulation/cuda_runtime.h"
@@ -84,6 +85,17 @@ double distance(const Parameter& p, const Gradients& a, const Gradients& b) {
     return std::sqrt(sum);
 }
 
+// bf16: both sides round at the same places, but values near a boundary may fall to either side, and everything behind them differs. So the device
+// must be no farther from fp32 than the CPU is, by half as much at most; gradients that are zero in exact arithmetic count by the noise of the whole.
+void check_half(const ParameterTable& table, const Gradients& exact, const Gradients& cpu16, const Gradients& gpu16) {
+    const double whole = norm(exact.flat.data(), table.flat_elems());
+    for (const Parameter& p : table.all()) {
+        CAPTURE(p.name, norm(exact.flat.data() + p.offset, p.elems));
+        CHECK(distance(p, gpu16, exact) <= 1.5 * distance(p, cpu16, exact) + 1e-3 * norm(exact.flat.data() + p.offset, p.elems) + 1e-4 * whole);
+    }
+    CHECK(std::abs(gpu16.loss - exact.loss) < 5e-3 * exact.loss);
+}
+
 // Whatever a test did, the emulated device must have found every access ordered.
 struct Ordered {
 #if defined(TRIFOLD_EMULATION)
@@ -112,17 +124,13 @@ TEST_CASE("gradients of every parameter on the device are those of the CPU", "[t
         CHECK(worst_difference(table, exact, gpu) < 1e-5);
         CHECK(std::abs(exact.loss - gpu.loss) < 1e-6 * exact.loss);
 
-        // bf16: both sides round at the same places, but values near a boundary may fall to either side, and everything behind
-        // them differs. So the device must be no farther from fp32 than the CPU is, by half as much at most; gradients that
-        // are zero in exact arithmetic count by the noise of the whole.
         args.push_back("--train.dtype=bf16");
-        const Gradients cpu16 = first_gradients(Device::cpu, args, micro), gpu16 = first_gradients(Device::cuda, args, micro);
-        const double whole = norm(exact.flat.data(), table.flat_elems());
-        for (const Parameter& p : table.all()) {
-            CAPTURE(p.name, norm(exact.flat.data() + p.offset, p.elems));
-            CHECK(distance(p, gpu16, exact) <= 1.5 * distance(p, cpu16, exact) + 1e-3 * norm(exact.flat.data() + p.offset, p.elems) + 1e-4 * whole);
-        }
-        CHECK(std::abs(gpu16.loss - exact.loss) < 5e-3 * exact.loss);
+        const Gradients cpu16 = first_gradients(Device::cpu, args, micro);
+        check_half(table, exact, cpu16, first_gradients(Device::cuda, args, micro));
+        if (isolated) continue;  // not cuDNN's
+        const WithCudnn cudnn;
+        args.push_back("--run.attention=cudnn");
+        if (cudnn.here()) check_half(table, exact, cpu16, first_gradients(Device::cuda, args, micro));
     }
 }
 
@@ -164,6 +172,27 @@ TEST_CASE("the same run on the device gives the same bits, whatever is recompute
         again.push_back("--train.recompute=" + mode);
         CAPTURE(mode);
         CHECK((train(Device::cuda, again, 3).weights == once.weights));
+    }
+}
+
+TEST_CASE("with cuDNN's attention training follows our own", "[trainer][cudnn]") {
+    [[maybe_unused]] const Ordered ordered;
+    const WithCudnn cudnn;
+    if (!cudnn.here()) return;
+    for (size_t f = 0; f < 3; ++f) {  // the fourth keeps documents apart, which is ours
+        auto args = families[f];
+        args.push_back("--train.dtype=bf16");
+        auto own = args;
+        args.push_back("--run.attention=cudnn"), own.push_back("--run.attention=own");
+        CAPTURE(f);
+        const Curve of_cudnn = train(Device::cuda, args, 6), of_own = train(Device::cuda, own, 6);
+        CHECK(largest_relative(of_cudnn.loss, of_own.loss) < 3e-2);
+        CHECK((of_cudnn.weights != of_own.weights));  // or it was not there
+        for (const std::string mode : {"selective", "full"}) {
+            auto again = args;
+            again.push_back("--train.recompute=" + mode);
+            CHECK((train(Device::cuda, again, 6).weights == of_cudnn.weights));
+        }
     }
 }
 

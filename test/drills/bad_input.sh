@@ -128,6 +128,7 @@ refused_train "sequence longer than the model" 2 'train.seq;17;16'              
 refused_train "batch does not divide"     2 'global_batch;5;micro_batch;2'      "${good[@]}" --train.global_batch=5 --train.micro_batch=2
 refused_train "mesh larger than one process" 2 'mesh.tp;2'                      "${good[@]}" --mesh.tp=2
 refused_train "evaluation without data"   2 'eval_every;data.val'               "${good[@]}" --data.eval_every=1
+refused_train "cuDNN's attention on a CPU" 2 'run.attention = cudnn;GPU'        "${good[@]}" --run.device=cpu --run.attention=cudnn
 refused       "does not fit into memory"  2 'needs;available;GiB'                train --model.preset=megascale-530b "${plain[@]}" "${good[@]}" --run.dir="$work/none"
 refused       "no model"                  2 'model;preset'                      train "${plain[@]}" "${good[@]}" --run.dir="$work/none"
 refused_train "no data"                   2 'data.train'

@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
 # test/drills/run_emulated_gpu.sh TRIFOLD   The whole program on the emulated GPU (emulated_trifold, beside TRIFOLD) against the CPU: training
-# with evaluation and checkpoints, going on with each other's checkpoints, sampling, a NaN step, and what a machine without a GPU says.
+# with evaluation and checkpoints, going on with each other's checkpoints, sampling, a NaN step, cuDNN's attention, and what a machine without a GPU says.
 set -euo pipefail
 trifold=$(realpath "${1:-build/trifold}")
 emulated=$(dirname "$trifold")/emulated_trifold
@@ -58,4 +58,23 @@ sample() { "$emulated" sample --run.device="$1" --checkpoint="$work/cpu" --promp
 # A NaN gradient on the device: the step is skipped and counted, the run goes on.
 train nan cuda --inject=kind=nan,step=3
 grep -q '"skipped_step"' "$work/nan/events.jsonl" || die "a NaN gradient on the device was not skipped"
-echo "20 steps, resume both ways, samples and a skipped step agree with the CPU"
+
+# The trial takes the emulated cuDNN. A run goes on with what its checkpoint was trained with, whatever a trial would say then: the same bits.
+half=(--train.dtype=bf16 --data.eval_every=0 --checkpoint.every=3)
+trial() {  # trial RUN cudnn|own OPTIONS...   with the emulated cuDNN in place, or not
+    local state=
+    [ "$2" = own ] || state=1
+    EMULATION_CUDNN=$state train "$1" cuda "${half[@]}" "${@:3}"
+}
+attention() { grep -m 1 '^attention' "$work/$1.out"; }
+for who in cudnn own; do
+    trial $who-whole $who --train.steps=6 --optim.decay_steps=6 --debug.dump_params="$work/$who.whole"
+    trial $who-cut $who --train.steps=3 --optim.decay_steps=6
+    trial $who-cut cudnn --train.steps=6 --optim.decay_steps=6 --debug.dump_params="$work/$who.cut"
+    [[ $(attention $who-cut) == *"as in the checkpoint"* ]] || die "resumed with another attention: $(attention $who-cut)"
+    cmp "$work/$who.whole" "$work/$who.cut" || die "a resumed run of $who attention has other weights"
+done
+[[ $(attention cudnn-whole) == *"cuDNN emulated: "*"times as fast as our own"* ]] || die "the trial chose $(attention cudnn-whole)"
+[[ $(attention own-whole) == *"our own: "* ]] || die "without cuDNN: $(attention own-whole)"
+! cmp -s "$work/cudnn.whole" "$work/own.whole" || die "cuDNN's attention and ours gave the same bits: one of them was not there"
+echo "20 steps, resume both ways, samples and a skipped step agree with the CPU; a run keeps its attention"

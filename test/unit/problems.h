@@ -6,14 +6,13 @@
 
 #include "base/error.h"
 
-// The sentence of the Problem that `act` throws, which must have the exit code of checkpoints; empty when it throws
-// none.
+// The sentence of the Problem that `act` throws, which must have this exit code; empty when it throws none.
 template <class Act>
-std::string problem_of(Act act) {
+std::string problem_of(Act act, trifold::Exit code = trifold::Exit::checkpoint) {
     try {
         act();
     } catch (const trifold::Problem& e) {
-        CHECK(e.code() == trifold::Exit::checkpoint);
+        CHECK(e.code() == code);
         return e.what();
     }
     return "";

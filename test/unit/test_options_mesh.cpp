@@ -142,4 +142,6 @@ TEST_CASE("a mesh that does not fit the ranks or the model is refused with the n
 
     CHECK(contains(refusal_of_resolve({"--run.comm=nccl", "--run.device=cpu"}), "run.comm = nccl carries data between GPUs"));
     CHECK(refusal_of_resolve({"--run.comm=host", "--run.device=cpu"}).empty());
+    CHECK(contains(refusal_of_resolve({"--run.attention=cudnn", "--run.device=cpu"}), "run.attention = cudnn is for GPUs, in bf16, on joined documents (here: cpu, "));
+    CHECK(refusal_of_resolve({"--run.attention=own", "--run.device=cpu"}).empty());
 }

@@ -1,0 +1,15 @@
+// commands/attention.h   Whose attention a run computes with (run.attention), where the options leave it open.
+#pragma once
+#include <string>
+
+#include "model/config.h"
+#include "parallel/world.h"
+
+namespace trifold {
+
+// Sets config.run.attention. A run that is resumed keeps what its checkpoint was trained with, so that it repeats the uninterrupted run bit for bit;
+// else rank 0 tries both on its GPU and the others follow. Returns the reason, empty where the options had decided. To be called by all ranks once
+// the GPU is selected.
+std::string settle_attention(Config& config, World& world);
+
+}  // namespace trifold
