@@ -317,7 +317,14 @@ int run(const Options& o) {
     for (const Case& c : cases) {
         if (c.name.find(o.only) == std::string::npos) continue;
         Operands operands(s);
-        const Work work = c.make(operands);
+        Work work;
+        try {
+            work = c.make(operands);
+        } catch (const Problem& p) {
+            if (p.code() != Exit::usage) throw;
+            fmt::print("{:<36} {}\n", c.name, p.what());
+            continue;
+        }
         const double seconds = seconds_of(s, work, o.rounds), rate = work.amount / seconds;
         const bool memory = work.bound == Bound::memory;
         const double share = rate / (memory ? bandwidth : c.name.ends_with("bf16") ? bf16_rate : fp32_rate);

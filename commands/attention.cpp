@@ -2,12 +2,11 @@
 
 #include <fmt/format.h>
 
+#include <set>
+
 #include "base/refuse.h"
-#include "checkpoint/manifest.h"
-#include "checkpoint/store.h"
 #include "kernels/attention_trial.h"
 #include "kernels/cuda/cudnn_attention.h"
-#include "model/options.h"
 
 namespace trifold {
 namespace {
@@ -22,43 +21,40 @@ std::vector<AttentionCase> cases_of(const Config& c) {
     return cases;
 }
 
-// What the newest checkpoint was trained with; automatic where there is none, or none of a GPU. Whether it is whole is found out when it is loaded: what
-// is older is of the same run.
-AttentionLibrary library_before(const Config& c) {
-    if (c.checkpoint.resume == "none") return AttentionLibrary::automatic;
-    const std::vector<ListedCheckpoint> own = list_checkpoints(c.checkpoint.dir).complete;
-    if (own.empty() && c.checkpoint.resume == "auto") return AttentionLibrary::automatic;
-    const std::string path = own.empty() ? c.checkpoint.resume : own.front().path;
-    try {
-        const Config before = config_from_json(read_manifest(path).state.config_json, path);
-        return before.run.device == Device::cuda ? before.run.attention : AttentionLibrary::automatic;
-    } catch (const Problem&) {
-        return AttentionLibrary::automatic;  // said when it is loaded
+// What keeps cuDNN out on any host, told by the first rank of each; known to rank 0.
+std::string problem_anywhere(World& world) {
+    const std::string own = cuda::cudnn_problem();
+    if (world.size() == 1) return own;
+    const auto key = [](int rank) { return fmt::format("cudnn of rank {}", rank); };
+    std::set<std::string> hosts;
+    std::string first;
+    for (int r = 0; r < world.size(); ++r) {
+        if (!hosts.insert(world.host_of(r)).second) continue;
+        if (r == world.rank()) world.put(key(r), own);
+        if (world.rank() != 0) continue;
+        const std::string problem = world.take(key(r), patience_s);
+        if (first.empty() && !problem.empty()) first = fmt::format("{}: {}", world.host_of(r), problem);
     }
-}
-
-AttentionVerdict decide(const Config& c) {
-    const AttentionLibrary before = library_before(c);
-    const std::string problem = cuda::cudnn_problem();
-    if (before == AttentionLibrary::cudnn && !problem.empty()) return {AttentionLibrary::own, "the checkpoint was trained with cuDNN's, but " + problem};
-    if (before != AttentionLibrary::automatic) return {before, "as in the checkpoint"};
-    StreamEngine engine(StreamMode::normal, Device::cuda);
-    return try_attention(engine.add("compute", StreamKind::compute), cases_of(c), c.run.deterministic);
+    return first;
 }
 
 }  // namespace
 
 std::string settle_attention(Config& c, World& world) {
-    const std::string problem = cuda::cudnn_problem();
-    if (c.run.attention == AttentionLibrary::cudnn && !problem.empty())
-        refuse(Exit::usage, "run.attention = cudnn, but {}: use --run.attention=own", problem);
-    if (c.run.attention != AttentionLibrary::automatic) return "";
-    std::string decided;
-    if (world.rank() == 0) {
-        const AttentionVerdict verdict = decide(c);
-        decided = (verdict.library == AttentionLibrary::cudnn ? "+" : "-") + verdict.reason;
+    if (c.run.attention == AttentionLibrary::own) return "";
+    if (c.run.attention == AttentionLibrary::cudnn) {
+        const std::string problem = cuda::cudnn_problem();
+        if (!problem.empty()) refuse(Exit::usage, "run.attention = cudnn, but {}: use --run.attention=own", problem);
+        return "";
     }
-    decided = world.from_rank_0(decided, patience_s);
+    const std::string problem = problem_anywhere(world);
+    AttentionVerdict verdict{AttentionLibrary::own, problem};
+    if (world.rank() == 0 && problem.empty()) {
+        StreamEngine::Watch watch;
+        if (world.size() > 1) watch = [&world](double waited_s, bool over) { world.watch(waited_s, over); };
+        verdict = try_attention(cases_of(c), watch);
+    }
+    const std::string decided = world.from_rank_0((verdict.library == AttentionLibrary::cudnn ? "+" : "-") + verdict.reason, patience_s);
     c.run.attention = decided.starts_with('+') ? AttentionLibrary::cudnn : AttentionLibrary::own;
     c.origin["run.attention"] = "derived";
     return decided.substr(1);

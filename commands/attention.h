@@ -7,9 +7,8 @@
 
 namespace trifold {
 
-// Sets config.run.attention. A run that is resumed keeps what its checkpoint was trained with, so that it repeats the uninterrupted run bit for bit;
-// else rank 0 tries both on its GPU and the others follow. Returns the reason, empty where the options had decided. To be called by all ranks once
-// the GPU is selected.
+// Sets config.run.attention: where cuDNN is on all hosts, rank 0 tries both on its GPU and the others follow. Returns the reason, empty where the options
+// had decided. Throws Problem(Exit::usage) where they ask for a cuDNN that is not here. To be called by all ranks once the GPU is selected.
 std::string settle_attention(Config& config, World& world);
 
 }  // namespace trifold

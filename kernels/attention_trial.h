@@ -25,11 +25,11 @@ struct AttentionMeasured {
 };
 constexpr double attention_tolerance = 0x1p-7;   // both round P, dS and results to bf16: honest versions are within a third of it
 constexpr double attention_gain = 1.05;          // less is not worth another library, nor surely measured
-constexpr int64_t attention_memory = int64_t{512} << 20;  // bytes of workspace beyond ours that speed may cost
 AttentionVerdict judge(const AttentionMeasured&);
 
-// Computes each case in bf16 with both, on random values, on that stream, which must be a GPU's. Takes a few seconds, mostly for cuDNN to
-// make its plans, and the memory of one layer, which is free again afterwards. What keeps cuDNN out is a reason for ours, not an error.
-AttentionVerdict try_attention(Stream&, const std::vector<AttentionCase>&, bool repeatable);
+// Computes each case in bf16 with both, cuDNN's without repeating bits, on random values, on the GPU that is selected. Takes a few seconds, mostly for
+// cuDNN to make its plans, and the memory of one layer, which is free again afterwards; cuDNN's own stays. `watch` as in StreamEngine. What keeps
+// cuDNN out is a reason for ours, not an error. Throws Problem(Exit::fault) when the GPU has failed meanwhile.
+AttentionVerdict try_attention(const std::vector<AttentionCase>&, StreamEngine::Watch watch = {});
 
 }  // namespace trifold

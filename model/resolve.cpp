@@ -96,7 +96,8 @@ void derive_run(Config& c, int local_ranks) {
         derive(c, "run.device", c.run.device, Device::automatic, gpu.state == cuda::GpuState::found && fits ? Device::cuda : Device::cpu);
     }
     derive(c, "run.comm", c.run.comm, Comm::automatic, c.run.device == Device::cuda ? Comm::nccl : Comm::host);
-    const bool open = c.run.device == Device::cuda && c.train.dtype == DType::bf16 && c.data.documents == Documents::joined;
+    // Who is faster is found by a stopwatch, which need not say the same twice.
+    const bool open = c.run.device == Device::cuda && c.train.dtype == DType::bf16 && c.data.documents == Documents::joined && !c.run.deterministic;
     if (!open) derive(c, "run.attention", c.run.attention, AttentionLibrary::automatic, AttentionLibrary::own);
     derive(c, "run.threads", c.run.threads, int64_t{0}, std::max<int64_t>(1, usable_cpus() / local_ranks));
     derive(c, "checkpoint.dir", c.checkpoint.dir, std::string(), c.run.dir + "/checkpoints");

@@ -111,7 +111,8 @@ Trainer::Trainer(const Config& config, World& world)
       engine_(config_.debug.streams, prepare_device(config_.run, world.local_rank())),
       compute_(&engine_.add("compute", StreamKind::compute)),
       groups_(Groups::connect(world, config_, engine_)) {
-    const std::string what = "training " + (config_.model.preset.empty() ? std::string("this model") : config_.model.preset);
+    const std::string what = "training " + (config_.model.preset.empty() ? std::string("this model") : config_.model.preset) +
+                             (config_.run.attention == AttentionLibrary::cudnn ? " with cuDNN's attention" : "");
     const StageProgram program = training_program(config_, stage_of(config_, world.rank()), micro_batches(config_));
     Arena plan(config_.run.device), host_plan;
     TrainerMemory(config_, table_, groups_, program, plan, on_gpu() ? host_plan : plan);

@@ -7,7 +7,6 @@
 
 #include <cstdlib>
 #include <map>
-#include <optional>
 #include <vector>
 
 #include "kernels/cuda/check.h"
@@ -40,7 +39,11 @@ struct Shape {
 template <class Args> Shape shape_of(Pass pass, int64_t T, const Args& a) {
     return {pass, a.by.repeatable, a.B, T, a.H, a.K, a.D, a.q_stride, a.kv_stride, a.q_batch_stride, a.kv_batch_stride, a.window < T ? a.window : 0, a.scale};
 }
-Shape shape_of(const AttentionForward& a) { return shape_of(Pass::forward, a.Tq, a); }
+Shape shape_of(const AttentionForward& a) {
+    Shape s = shape_of(Pass::forward, a.Tq, a);
+    s.repeatable = true;  // always
+    return s;
+}
 Shape shape_of(const AttentionBackward& a) { return shape_of(Pass::backward, a.T, a); }
 
 [[noreturn]] void refuse(Exit code, const std::string& why) {
@@ -54,16 +57,21 @@ void check(fe::error_object e, Exit code = Exit::usage) {
 struct Library {
     std::string problem, version;
     Library() {
-        // The runtime that the front end may ask for the device; it would warn about two of them.
-        setenv("CUDNN_FRONTEND_CUDART_LIB_NAME", ("libcudart.so." + std::to_string(CUDART_VERSION / 1000)).c_str(), 0);
-        fe::cudnn_dlhandle = dlopen("libcudnn.so.9", RTLD_NOW | RTLD_LOCAL);
-        if (!fe::cudnn_dlhandle) {
-            problem = "libcudnn.so.9 cannot be loaded here";
-            return;
-        }
+        // The front end calls the CUDA runtime through a library of its own choice, and warns where it finds two.
+        const std::string runtime = "libcudart.so." + std::to_string(CUDART_VERSION / 1000);
+        setenv("CUDNN_FRONTEND_CUDART_LIB_NAME", runtime.c_str(), 0);
+        fe::cudnn_dlhandle = load("libcudnn.so.9");
+        if (!fe::cudnn_dlhandle || !load(std::getenv("CUDNN_FRONTEND_CUDART_LIB_NAME"))) return;
         const size_t n = fe::detail::get_backend_version();
         version = std::to_string(n / 10000) + "." + std::to_string(n / 100 % 100) + "." + std::to_string(n % 100);
-        if (n < 90700) problem = "cuDNN " + version + " is here, and 9.7 or newer is needed";
+        if (n < 91800) problem = "cuDNN " + version + " is here, and 9.18 or newer is needed";
+    }
+
+private:
+    void* load(const char* name) {
+        void* const handle = dlopen(name, RTLD_NOW | RTLD_LOCAL);
+        if (!handle) problem = std::string(name) + " cannot be loaded (" + dlerror() + ")";
+        return handle;
     }
 };
 const Library& library() {
@@ -116,8 +124,8 @@ private:
         options.set_attn_scale(s_.scale).set_diagonal_alignment(fe::DiagonalAlignment_t::TOP_LEFT).set_diagonal_band_right_bound(0);
         if (s_.window > 0) options.set_diagonal_band_left_bound(s_.window);
     }
-    const Dims lse_dims() const { return {s_.B, s_.H, s_.T, 1}; }
-    const Dims lse_strides() const { return {s_.H * s_.T, s_.T, 1, 1}; }
+    Dims lse_dims() const { return {s_.B, s_.H, s_.T, 1}; }
+    Dims lse_strides() const { return {s_.H * s_.T, s_.T, 1, 1}; }
 
     void describe_forward() {
         const TensorPtr qt = input(q, heads(s_.H), q_strides()), kt = input(k, heads(s_.K), kv_strides()), vt = input(v, heads(s_.K), kv_strides());
@@ -172,7 +180,6 @@ public:
         if (const cudnnStatus_t status = fe::detail::create_handle(&handle_); status != CUDNN_STATUS_SUCCESS)
             refuse(Exit::fault, std::string("cudnnCreate: ") + fe::detail::get_error_string(status));
     }
-    ~Plans() { fe::detail::destroy_handle(handle_); }
     Plans(const Plans&) = delete;
 
     const Graph& at(const Shape& shape) {
@@ -196,7 +203,7 @@ private:
     std::map<Shape, Graph> plans_;
 };
 Plans& plans() {
-    static Plans instance;
+    static Plans& instance = *new Plans;  // never destroyed: when a process ends, CUDA may be gone before it
     return instance;
 }
 

@@ -2,7 +2,7 @@
 //
 // What it does here   the calls of training in bf16: all queries of joined sequences, with a window or without. All else is ours.
 // Numerics            as ours: scores, statistics and sums in fp32, P and dS rounded to bf16; lse is the natural logarithm that ours
-//                     saves. Repeatable backward passes keep dP in memory on Ampere and Hopper: 2 B H T^2 bytes more workspace.
+//                     saves. Repeatable backward passes keep dP in memory, 2 B H T^2 bytes, but for the Blackwell of data centers.
 // Plans               one for each shape, pass and kind of sums, built by cuDNN when the workspace is asked for, so before step 0;
 //                     a second or two each. libcudnn.so.9 is loaded then, and by nobody who does not ask for it.
 // Errors              Problem(Exit::usage) where cuDNN is missing or knows no way, Problem(Exit::fault) where a call fails.

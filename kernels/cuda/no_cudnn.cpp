@@ -8,7 +8,7 @@ namespace {
 
 }  // namespace
 
-std::string cudnn_problem() { return "this build has no cuDNN (no cudnn.h, or no cudnn_frontend.h, was found when it was made: scripts/install_cudnn_frontend.sh)"; }
+std::string cudnn_problem() { return "this build has no cuDNN (when it was made it was not wanted, or cudnn.h 9 or cudnn_frontend.h 1.14 were not found: scripts/install_cudnn_frontend.sh)"; }
 std::string cudnn_version() { return ""; }
 int64_t cudnn_attention_workspace(const AttentionForward&) { refuse(); }
 int64_t cudnn_attention_workspace(const AttentionBackward&) { refuse(); }

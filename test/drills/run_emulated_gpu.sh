@@ -59,22 +59,22 @@ sample() { "$emulated" sample --run.device="$1" --checkpoint="$work/cpu" --promp
 train nan cuda --inject=kind=nan,step=3
 grep -q '"skipped_step"' "$work/nan/events.jsonl" || die "a NaN gradient on the device was not skipped"
 
-# The trial takes the emulated cuDNN. A run goes on with what its checkpoint was trained with, whatever a trial would say then: the same bits.
-half=(--train.dtype=bf16 --data.eval_every=0 --checkpoint.every=3)
-trial() {  # trial RUN cudnn|own OPTIONS...   with the emulated cuDNN in place, or not
-    local state=
-    [ "$2" = own ] || state=1
-    EMULATION_CUDNN=$state train "$1" cuda "${half[@]}" "${@:3}"
-}
+# With the emulated cuDNN: a resumed run has the bits of the whole one, its checkpoint is sampled anywhere, and a trial says what it found.
+half=(--train.dtype=bf16 --data.eval_every=0 --checkpoint.every=3 --optim.decay_steps=6 --run.attention=cudnn)
+export EMULATION_CUDNN=1
 attention() { grep -m 1 '^attention' "$work/$1.out"; }
-for who in cudnn own; do
-    trial $who-whole $who --train.steps=6 --optim.decay_steps=6 --debug.dump_params="$work/$who.whole"
-    trial $who-cut $who --train.steps=3 --optim.decay_steps=6
-    trial $who-cut cudnn --train.steps=6 --optim.decay_steps=6 --debug.dump_params="$work/$who.cut"
-    [[ $(attention $who-cut) == *"as in the checkpoint"* ]] || die "resumed with another attention: $(attention $who-cut)"
-    cmp "$work/$who.whole" "$work/$who.cut" || die "a resumed run of $who attention has other weights"
-done
-[[ $(attention cudnn-whole) == *"cuDNN emulated: "*"times as fast as our own"* ]] || die "the trial chose $(attention cudnn-whole)"
-[[ $(attention own-whole) == *"our own: "* ]] || die "without cuDNN: $(attention own-whole)"
+train cudnn-whole cuda "${half[@]}" --train.steps=6 --debug.dump_params="$work/cudnn.whole"
+train cudnn-cut cuda "${half[@]}" --train.steps=3
+train cudnn-cut cuda "${half[@]}" --train.steps=6 --debug.dump_params="$work/cudnn.cut"
+cmp "$work/cudnn.whole" "$work/cudnn.cut" || die "a resumed run with cuDNN's attention has other weights"
+train own cuda "${half[@]}" --run.attention=own --train.steps=6 --debug.dump_params="$work/own.whole"
 ! cmp -s "$work/cudnn.whole" "$work/own.whole" || die "cuDNN's attention and ours gave the same bits: one of them was not there"
-echo "20 steps, resume both ways, samples and a skipped step agree with the CPU; a run keeps its attention"
+[[ $(attention cudnn-whole) == *"cuDNN emulated" && $(attention own) == *"our own" ]] || die "said: $(attention cudnn-whole), $(attention own)"
+"$trifold" sample --run.device=cpu --checkpoint="$work/cudnn-whole" --prompt=00 --tokens=4 --temperature=0 >/dev/null 2>"$work/err" || die "sampled on a CPU: $(cat "$work/err")"
+train trial cuda "${half[@]}" --run.attention=auto --run.deterministic=off --train.steps=1
+[[ $(attention trial) == *" times as fast"* ]] || die "the trial said: $(attention trial)"
+train repeats cuda "${half[@]}" --run.attention=auto --train.steps=1
+[[ $(attention repeats) == *"our own" ]] || die "a run that repeats its bits tried cuDNN: $(attention repeats)"
+EMULATION_CUDNN=0 train absent cuda "${half[@]}" --run.attention=auto --run.deterministic=off --train.steps=1
+[[ $(attention absent) == *"our own: the emulated cuDNN is off"* ]] || die "without cuDNN: $(attention absent)"
+echo "20 steps, resume both ways, samples and a skipped step agree with the CPU; cuDNN's attention resumes with the same bits"

@@ -8,6 +8,7 @@
 #include <cstring>
 #include <iterator>
 #include <map>
+#include <memory>
 #include <mutex>
 #include <thread>
 #include <utility>
@@ -19,7 +20,8 @@ struct CUstream_st {
 };
 struct CUevent_st {
     trifold::Ticket ticket;
-    trifold::StreamTime time;  // when it was recorded
+    // When the stream reached it; a record that is still to come may outlive the event.
+    std::shared_ptr<trifold::StreamTime> time = std::make_shared<trifold::StreamTime>();
 };
 
 namespace trifold::emulation {
@@ -299,8 +301,8 @@ cudaError_t cudaEventCreate(cudaEvent_t* event) { return *event = new CUevent_st
 cudaError_t cudaEventCreateWithFlags(cudaEvent_t* event, unsigned) { return cudaEventCreate(event); }
 cudaError_t cudaEventDestroy(cudaEvent_t event) { return delete event, cudaSuccess; }
 cudaError_t cudaEventRecord(cudaEvent_t event, cudaStream_t stream) {
-    event->ticket = runtime()->put(stream, "cudaEventRecord", {}, [] {});
-    event->time = std::chrono::steady_clock::now();
+    event->time = std::make_shared<StreamTime>();
+    event->ticket = runtime()->put(stream, "cudaEventRecord", {}, [time = event->time] { *time = std::chrono::steady_clock::now(); });
     return cudaSuccess;
 }
 cudaError_t cudaEventSynchronize(cudaEvent_t event) {
@@ -315,7 +317,7 @@ cudaError_t cudaEventQuery(cudaEvent_t event) {
 }
 cudaError_t cudaEventElapsedTime(float* ms, cudaEvent_t from, cudaEvent_t to) {
     if (cudaEventQuery(to) != cudaSuccess) return cudaErrorNotReady;
-    *ms = std::chrono::duration<float, std::milli>(to->time - from->time).count();
+    *ms = std::chrono::duration<float, std::milli>(*to->time - *from->time).count();
     return cudaSuccess;
 }
 
