@@ -7,6 +7,8 @@
 
 #include <cstdlib>
 #include <map>
+#include <memory>
+#include <unordered_map>
 #include <vector>
 
 #include "kernels/cuda/check.h"
