@@ -28,7 +28,7 @@ namespace {
 
 using Json = nlohmann::json;
 constexpr double floor_share = 1e-7;
-constexpr double least_overlap_us = 0.002;  // times are written in thousandths
+constexpr double least_overlap_us = 0.3;  // microseconds since 1970, read as doubles, are multiples of a quarter
 
 [[noreturn]] void give_up(const std::string& sentence) { throw Problem(Exit::data, sentence); }
 
@@ -147,7 +147,7 @@ int trace(const std::string& path, const std::vector<std::string>& tracks) {
         std::sort(list.begin(), list.end());
         for (size_t i = 1; i < list.size(); ++i)
             if (list[i].first < list[i - 1].second - least_overlap_us) {
-                fmt::print("{}: two operations at once on track {}\n", path, name_of[track]);
+                fmt::print("{}: two operations at once on track {}, for {} us\n", path, name_of[track], list[i - 1].second - list[i].first);
                 return 1;
             }
         count += list.size();
