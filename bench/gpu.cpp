@@ -289,9 +289,9 @@ void matrix_cases(std::vector<Case>& cases, DType act, int64_t N) {
         }); };
         add_forward("", {}), add_backward("", {});
         if (act != DType::bf16 || !cuda::cudnn_problem().empty()) continue;
-        add_forward("cudnn_", {AttentionLibrary::cudnn, true});
-        add_backward("cudnn_repeatable_", {AttentionLibrary::cudnn, true});
-        add_backward("cudnn_", {AttentionLibrary::cudnn, false});
+        add_forward("cudnn_", {AttentionProvider::cudnn, true});
+        add_backward("cudnn_repeatable_", {AttentionProvider::cudnn, true});
+        add_backward("cudnn_", {AttentionProvider::cudnn, false});
     }
 }
 

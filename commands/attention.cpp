@@ -41,21 +41,21 @@ std::string problem_anywhere(World& world) {
 }  // namespace
 
 std::string settle_attention(Config& c, World& world) {
-    if (c.run.attention == AttentionLibrary::own) return "";
-    if (c.run.attention == AttentionLibrary::cudnn) {
+    if (c.run.attention == AttentionProvider::own) return "";
+    if (c.run.attention == AttentionProvider::cudnn) {
         const std::string problem = cuda::cudnn_problem();
         if (!problem.empty()) refuse(Exit::usage, "run.attention = cudnn, but {}: use --run.attention=own", problem);
         return "";
     }
     const std::string problem = problem_anywhere(world);
-    AttentionVerdict verdict{AttentionLibrary::own, problem};
+    AttentionVerdict verdict{AttentionProvider::own, problem};
     if (world.rank() == 0 && problem.empty()) {
         StreamEngine::Watch watch;
         if (world.size() > 1) watch = [&world](double waited_s, bool over) { world.watch(waited_s, over); };
         verdict = try_attention(cases_of(c), watch);
     }
-    const std::string decided = world.from_rank_0((verdict.library == AttentionLibrary::cudnn ? "+" : "-") + verdict.reason, patience_s);
-    c.run.attention = decided.starts_with('+') ? AttentionLibrary::cudnn : AttentionLibrary::own;
+    const std::string decided = world.from_rank_0((verdict.provider == AttentionProvider::cudnn ? "+" : "-") + verdict.reason, patience_s);
+    c.run.attention = decided.starts_with('+') ? AttentionProvider::cudnn : AttentionProvider::own;
     c.origin["run.attention"] = "derived";
     return decided.substr(1);
 }

@@ -32,7 +32,7 @@ Inference inference_options(const std::vector<std::string>& args, std::vector<Co
         trained_with.run.threads = 0;  // those of this machine
         trained_with.run.device = Device::automatic;
         trained_with.run.comm = Comm::automatic;
-        trained_with.run.attention = AttentionLibrary::automatic;
+        trained_with.run.attention = AttentionProvider::automatic;
         trained_with.run.deterministic = RunConfig().deterministic;
         trained_with.mesh = {};  // one process, whatever it was trained on
         result.config = parse(trained_with);

@@ -34,7 +34,7 @@ int plan_command(const Words& args) {
     if (ranks == 0) ranks = config.mesh.tp * config.mesh.pp * config.mesh.cp * std::max<int64_t>(1, config.mesh.dp);
     if (ranks > most_ranks) refuse(Exit::usage, "this mesh has {} ranks; plan takes at most {}", ranks, most_ranks);
     resolve(config, static_cast<int>(ranks));
-    config.run.attention = AttentionLibrary::own;  // only a GPU knows what cuDNN's needs
+    config.run.attention = AttentionProvider::own;  // only a GPU knows what cuDNN's needs
     const Plan plan = make_plan(config);
     if (schedule && !json) {
         for (const std::string& line : plan.schedule) fmt::print("{}\n", line);

@@ -172,7 +172,7 @@ void Run::print_start() const {
                                                      : fmt::format("cpu, {} thread{}{}", config_.run.threads, config_.run.threads == 1 ? "" : "s",
                                                                    passed_over ? "; the GPU knows head sizes 64, 96 and 128 only" : ""));
     if (config_.run.device == Device::cuda) {
-        const bool cudnn = config_.run.attention == AttentionLibrary::cudnn;
+        const bool cudnn = config_.run.attention == AttentionProvider::cudnn;
         line("attention", fmt::format("{}{}", cudnn ? "cuDNN " + cuda::cudnn_version() : "our own", attention_reason_.empty() ? "" : ": " + attention_reason_));
     }
     const size_t hosts = hosts_of(world_);

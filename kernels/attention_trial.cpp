@@ -31,7 +31,7 @@ struct Operands {
         qkv = reserve(DType::bf16, N * width);
         d_o = reserve(DType::bf16, N * c.H * c.D);
         for (Side* side : {&own, &cudnn}) {
-            const AttentionChoice by{side == &own ? AttentionLibrary::own : AttentionLibrary::cudnn, false};
+            const AttentionChoice by{side == &own ? AttentionProvider::own : AttentionProvider::cudnn, false};
             side->o = reserve(DType::bf16, N * c.H * c.D);
             side->dqkv = reserve(DType::bf16, N * width);
             const Tensor lse = reserve(DType::f32, N * c.H);
@@ -117,13 +117,13 @@ void check_gpu(Stream& s, const Problem& seen) {
 
 AttentionVerdict judge(const AttentionMeasured& m) {
     const double gain = m.own_s / m.cudnn_s;
-    if (!(m.difference <= attention_tolerance)) return {AttentionLibrary::own, fmt::format("cuDNN's differs by {:.2g}, and rounding explains {:.2g}", m.difference, attention_tolerance)};
-    if (!(gain >= attention_gain)) return {AttentionLibrary::own, fmt::format("cuDNN's is {:.2f} times as fast", gain)};
-    return {AttentionLibrary::cudnn, fmt::format("{:.2f} times as fast as our own, results agree to {:.1g}", gain, m.difference)};
+    if (!(m.difference <= attention_tolerance)) return {AttentionProvider::own, fmt::format("cuDNN's differs by {:.2g}, and rounding explains {:.2g}", m.difference, attention_tolerance)};
+    if (!(gain >= attention_gain)) return {AttentionProvider::own, fmt::format("cuDNN's is {:.2f} times as fast", gain)};
+    return {AttentionProvider::cudnn, fmt::format("{:.2f} times as fast as our own, results agree to {:.1g}", gain, m.difference)};
 }
 
 AttentionVerdict try_attention(const std::vector<AttentionCase>& cases, StreamEngine::Watch watch) {
-    if (const std::string problem = cuda::cudnn_problem(); !problem.empty()) return {AttentionLibrary::own, problem};
+    if (const std::string problem = cuda::cudnn_problem(); !problem.empty()) return {AttentionProvider::own, problem};
     double on_gpu_s = 0;  // of the operations since it was set to zero
     StreamEngine engine(StreamMode::normal, Device::cuda);
     Stream& s = engine.add("trial", StreamKind::compute);
@@ -152,7 +152,7 @@ AttentionVerdict try_attention(const std::vector<AttentionCase>& cases, StreamEn
         }
     } catch (const Problem& p) {
         check_gpu(s, p);
-        return {AttentionLibrary::own, p.what()};
+        return {AttentionProvider::own, p.what()};
     }
     return judge(sum);
 }

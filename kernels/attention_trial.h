@@ -14,7 +14,7 @@ struct AttentionCase {
 };
 
 struct AttentionVerdict {
-    AttentionLibrary library = AttentionLibrary::own;
+    AttentionProvider provider = AttentionProvider::own;
     std::string reason;  // for people: "1.42 times as fast as our own, results agree to 0.002"
 };
 

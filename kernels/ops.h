@@ -26,9 +26,9 @@ enum class ActivationKind : uint8_t { gelu_tanh, gelu_erf, swiglu };
 
 // Whose attention a GPU computes with (kernels/cuda/cudnn_attention.h); CPUs have their own only. `automatic` is for those who choose:
 // operations take it for `own`.
-enum class AttentionLibrary : uint8_t { automatic, own, cudnn };
+enum class AttentionProvider : uint8_t { automatic, own, cudnn };
 struct AttentionChoice {
-    AttentionLibrary library = AttentionLibrary::own;
+    AttentionProvider provider = AttentionProvider::own;
     bool repeatable = true;  // the same bits every time; ours always are, cuDNN's cost time and memory then
 };
 

@@ -133,7 +133,7 @@ struct RunConfig {
     std::string dir;                   // derived: runs/DATE-TIME
     Device device = Device::automatic;
     Comm comm = Comm::automatic;
-    AttentionLibrary attention = AttentionLibrary::automatic;  // derived; what is left is decided on the GPU (commands/attention.h)
+    AttentionProvider attention = AttentionProvider::automatic;  // derived; what is left is decided on the GPU (commands/attention.h)
     int64_t threads = 0;               // derived: cores this process may use / ranks on this host
     int64_t log_every = 1;
     bool trace = false, tensorboard = true, deterministic = true;

@@ -98,7 +98,7 @@ void derive_run(Config& c, int local_ranks) {
     derive(c, "run.comm", c.run.comm, Comm::automatic, c.run.device == Device::cuda ? Comm::nccl : Comm::host);
     // Who is faster is found by a stopwatch, which need not say the same twice.
     const bool open = c.run.device == Device::cuda && c.train.dtype == DType::bf16 && c.data.documents == Documents::joined && !c.run.deterministic;
-    if (!open) derive(c, "run.attention", c.run.attention, AttentionLibrary::automatic, AttentionLibrary::own);
+    if (!open) derive(c, "run.attention", c.run.attention, AttentionProvider::automatic, AttentionProvider::own);
     derive(c, "run.threads", c.run.threads, int64_t{0}, std::max<int64_t>(1, usable_cpus() / local_ranks));
     derive(c, "checkpoint.dir", c.checkpoint.dir, std::string(), c.run.dir + "/checkpoints");
 }
@@ -188,7 +188,7 @@ void check_build_limits(const Config& c) {
             "model.head_dim = {}, but attention on a GPU knows head sizes 64, 96 and 128: change the model, or use --run.device=cpu",
             c.model.head_dim);
     require(c.run.comm != Comm::nccl || gpu, "run.comm = nccl carries data between GPUs: use --run.device=cuda, or --run.comm=host");
-    require(c.run.attention != AttentionLibrary::cudnn || (gpu && c.train.dtype == DType::bf16 && c.data.documents == Documents::joined),
+    require(c.run.attention != AttentionProvider::cudnn || (gpu && c.train.dtype == DType::bf16 && c.data.documents == Documents::joined),
             "run.attention = cudnn is for GPUs, in bf16, on joined documents (here: {}, {}, {}): leave it out, and our own attention does it", name_of(c.run.device),
             name_of(c.train.dtype), c.data.documents == Documents::joined ? "joined" : "isolated");
     require(!gpu || c.debug.streams == StreamMode::normal,

@@ -112,7 +112,7 @@ Trainer::Trainer(const Config& config, World& world)
       compute_(&engine_.add("compute", StreamKind::compute)),
       groups_(Groups::connect(world, config_, engine_)) {
     const std::string what = "training " + (config_.model.preset.empty() ? std::string("this model") : config_.model.preset) +
-                             (config_.run.attention == AttentionLibrary::cudnn ? " with cuDNN's attention" : "");
+                             (config_.run.attention == AttentionProvider::cudnn ? " with cuDNN's attention" : "");
     const StageProgram program = training_program(config_, stage_of(config_, world.rank()), micro_batches(config_));
     Arena plan(config_.run.device), host_plan;
     TrainerMemory(config_, table_, groups_, program, plan, on_gpu() ? host_plan : plan);

@@ -15,8 +15,9 @@ done
 [ -n "${found:-}" ] || exit 0
 
 python3 -m pip --version >/dev/null 2>&1 || scripts/install_packages.sh python3-pip
-work=$(mktemp -d -p . cudnn_frontend.XXXXXX)  # here, so that what is complete appears at once
+work=cudnn_frontend.$$  # here, so that what is complete appears at once
 trap 'rm -rf "$work"' EXIT
+mkdir "$work"
 python3 -m pip download --quiet --no-deps --only-binary=:all: --dest "$work" "nvidia-cudnn-frontend==$version" >"$work/log" 2>&1 ||
     fail "pip could not get nvidia-cudnn-frontend $version: $(tail -n 1 "$work/log")"
 python3 -m zipfile -e "$work"/*.whl "$work/all"

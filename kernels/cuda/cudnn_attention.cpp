@@ -101,11 +101,7 @@ public:
         check(graph_.build_operation_graph());
         make_plan();
     }
-    int64_t workspace() const {
-        int64_t bytes = 0;
-        check(graph_.get_workspace_size(bytes));
-        return bytes;
-    }
+    int64_t workspace() const { return workspace_; }
     void run(cudnnHandle_t handle, Pointers pointers, void* workspace) const { check(graph_.execute(handle, pointers, workspace), Exit::fault); }
 
 private:
@@ -152,10 +148,12 @@ private:
         check(graph_.create_execution_plans({fe::HeurMode_t::A}));
         check(graph_.check_support());
         check(graph_.build_plans(fe::BuildPlanPolicy_t::HEURISTICS_CHOICE));
+        check(graph_.get_workspace_size(workspace_));
     }
 
     Shape s_;
     fe::graph::Graph graph_;
+    int64_t workspace_ = 0;  // bytes
 };
 
 // The front end also throws.

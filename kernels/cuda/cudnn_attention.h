@@ -31,10 +31,10 @@ int64_t cudnn_attention_workspace_on(const std::string& device, int compute_capa
 
 // Whether a call is for cuDNN.
 inline bool is_for_cudnn(const AttentionForward& a) {
-    return a.by.library == AttentionLibrary::cudnn && a.q_NHD.dtype == DType::bf16 && !a.doc_start_N && a.Tq == a.Tk && a.q_offset == 0;
+    return a.by.provider == AttentionProvider::cudnn && a.q_NHD.dtype == DType::bf16 && !a.doc_start_N && a.Tq == a.Tk && a.q_offset == 0;
 }
 inline bool is_for_cudnn(const AttentionBackward& a) {
-    return a.by.library == AttentionLibrary::cudnn && a.q_NHD.dtype == DType::bf16 && !a.doc_start_N;
+    return a.by.provider == AttentionProvider::cudnn && a.q_NHD.dtype == DType::bf16 && !a.doc_start_N;
 }
 
 }  // namespace trifold::cuda

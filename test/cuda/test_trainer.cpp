@@ -186,7 +186,7 @@ TEST_CASE("with cuDNN's attention training follows our own", "[trainer][cudnn]")
         args.push_back("--run.attention=cudnn"), own.push_back("--run.attention=own");
         CAPTURE(f);
         const Curve of_cudnn = train(Device::cuda, args, 3), of_own = train(Device::cuda, own, 3);
-        CHECK(largest_relative(of_cudnn.loss, of_own.loss) < 3e-2);
+        CHECK(largest_relative(of_cudnn.loss, of_own.loss) < 0x1p-8);  // one rounding of bf16: three steps hardly amplify it
         CHECK((of_cudnn.weights != of_own.weights));  // or it was not there
         args.push_back("--train.recompute=full");
         CHECK((train(Device::cuda, args, 3).weights == of_cudnn.weights));
